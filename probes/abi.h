@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one definition of what the BPF programs write and what the profiler reads.
+ * rlscope_ebpf/model/events.py mirrors it; tests/unit/test_abi.py compiles this file and compares the two.
+ */
+#ifndef RLSCOPE_ABI_H
+#define RLSCOPE_ABI_H
+
+/* Where a thread's wall time goes. Exactly one holds at any instant. */
+enum rls_category {
+    RLS_CAT_PYTHON = 0,
+    RLS_CAT_SIMULATOR = 1,
+    RLS_CAT_BACKEND = 2,
+    RLS_CAT_CUDA_API = 3,
+    RLS_CAT_OTHER = 4,
+    RLS_CAT_COUNT = 5,
+};
+
+/* What an event says. */
+enum rls_event_kind {
+    RLS_EV_CALL = 1,         /* the thread's category changed because a call was entered */
+    RLS_EV_RETURN = 2,       /* the thread's category changed because a call returned (or was found gone) */
+    RLS_EV_GIL_RELEASE = 3,  /* python -> other: the thread gave up the interpreter */
+    RLS_EV_GIL_ACQUIRE = 4,  /* other -> python: the thread holds the interpreter again */
+    RLS_EV_OP_BEGIN = 5,     /* arg: 64-bit hash of the name */
+    RLS_EV_OP_END = 6,
+    RLS_EV_PHASE = 7,        /* arg: hash of the name */
+    RLS_EV_PROGRESS = 8,     /* arg: step; a second record RLS_EV_PROGRESS_TOTAL follows when total != 0 */
+    RLS_EV_PROGRESS_TOTAL = 9,
+    RLS_EV_METADATA = 10,    /* arg: hash of the key; site: low 32 bits of the hash of "key\0value" */
+    RLS_EV_OFF_CPU = 11,     /* arg: the previous task state (0: preempted, still runnable) */
+    RLS_EV_ON_CPU = 12,
+    RLS_EV_THREAD_EXIT = 13,
+};
+
+/* rls_event.flags */
+#define RLS_F_HEALED 0x01   /* RETURN: the return was never seen; the frame was found dead by its stack pointer */
+#define RLS_F_FIRST 0x02    /* the first event of this thread: `from` was assumed, not followed */
+#define RLS_F_PYTHON 0x04   /* marker events: made by the Python module, so the thread ran the interpreter */
+
+/* One record of the events ring. 32 bytes: with the ring's own 8-byte header every record takes 40. */
+struct rls_event {
+    unsigned long long time_ns; /* CLOCK_MONOTONIC */
+    unsigned int pid;           /* process (tgid), as the initial pid namespace numbers it */
+    unsigned int tid;           /* thread, likewise */
+    unsigned int site;          /* probe id, or 0 */
+    unsigned char kind;         /* enum rls_event_kind */
+    unsigned char category;     /* enum rls_category from this moment on */
+    unsigned char from;         /* enum rls_category until this moment */
+    unsigned char flags;        /* RLS_F_* */
+    unsigned long long arg;     /* by kind; for CALL, RETURN and GIL_*: low 32 bits: probe hits of this thread since
+                                   its previous event that made no event of their own */
+};
+
+/* One record of the texts ring: a name is sent once. */
+#define RLS_TEXT_MAX 128        /* 127 bytes and the terminating zero */
+enum rls_text_kind {
+    RLS_TEXT_NAME = 1,      /* key: hash; text: an operation or phase name, or a metadata key */
+    RLS_TEXT_VALUE = 2,     /* key: the event's `site` (hash of key and value); text: the metadata value */
+    RLS_TEXT_OPEN_OPS = 3,  /* a thread's stack of open operations, read at its first event */
+};
+#define RLS_OPEN_OPS_MAX 16 /* text then holds up to 16 user-space pointers to names, outermost first */
+struct rls_text {
+    unsigned long long time_ns;
+    unsigned long long key;     /* OPEN_OPS: depth of the stack, which may exceed RLS_OPEN_OPS_MAX */
+    unsigned int pid;
+    unsigned int tid;
+    unsigned int kind;          /* enum rls_text_kind */
+    unsigned int length;        /* bytes of text used, without the zero */
+    char text[RLS_TEXT_MAX];
+};
+
+#endif

@@ -1,0 +1,91 @@
+"""Snapshots: immutable pictures of the totals, made by the live model, drawn by the terminal UI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlscope_ebpf.model.session import SessionInfo
+from rlscope_ebpf.model.tables import Counters, Losses
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """Self time of one operation path in one phase of one process. Times are ns, summed over threads."""
+
+    pid: int
+    phase: str
+    path: tuple[str, ...]  # outermost first; () is the time outside any operation
+    count: int  # instances closed, and those open now
+    open_now: int
+    category_ns: tuple[int, ...]  # indexed by Category
+    corrected_ns: tuple[int, ...]  # the same after overhead correction
+    state_ns: tuple[int, ...]  # indexed by ThreadState
+    gpu_ns: int
+    resources_ns: dict[str, int]  # cpu_only, cpu_gpu, gpu_only, idle
+    transitions: dict[str, int]  # "python_to_backend" -> calls
+
+    @property
+    def name(self) -> str:
+        """Innermost name."""
+        from rlscope_ebpf.model.categories import UNTRACKED
+
+        return self.path[-1] if self.path else UNTRACKED
+
+    @property
+    def wall_ns(self) -> int:
+        """Self time of all categories."""
+        return sum(self.category_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """Calls of one function, by name."""
+
+    pid: int
+    name: str
+    count: int
+    total_ns: int
+    p50_ns: int
+    p99_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process of the session."""
+
+    pid: int
+    ppid: int | None
+    name: str
+    command: tuple[str, ...]
+    alive: bool
+    threads: int
+    phase: str
+    steps: int  # progress reports
+    step: int  # latest reported step
+    total_steps: int  # 0: unknown
+    start_ns: int
+    end_ns: int  # now, if alive
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything the screens show at one moment."""
+
+    info: SessionInfo
+    now_ns: int
+    finished: bool
+    events_per_s: float
+    losses: Losses
+    counters: Counters
+    overhead_fraction: float  # estimated overhead / wall time of the target's threads
+    operations: tuple[OperationRow, ...] = ()
+    cuda_calls: tuple[CallRow, ...] = ()
+    gpu_kernels: tuple[CallRow, ...] = ()
+    processes: tuple[ProcessRow, ...] = ()
+    phases: tuple[str, ...] = ()
+    notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Since the session's start."""
+        return max(0, self.now_ns - self.info.start_ns)

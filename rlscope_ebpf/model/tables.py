@@ -1,0 +1,172 @@
+"""The tables that the session hands to its sinks and that a trace stores. Times are ns of CLOCK_MONOTONIC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+INTERVAL_DTYPE = np.dtype(
+    [
+        ("thread", "<u4"),  # ThreadInfo.id
+        ("path", "<u4"),  # PathInfo.id; 0: outside any operation
+        ("phase", "<u4"),  # StringInfo.id; 0: no phase named yet
+        ("site", "<u4"),  # ProbeInfo.id of the event that opened it, or 0
+        ("start_ns", "<u8"),
+        ("duration_ns", "<u8"),
+        ("hits", "<u4"),  # probe hits on this thread charged to this interval (the opening one and silent ones)
+        ("category", "u1"),  # Category
+        ("origin", "u1"),  # Category before
+        ("state", "u1"),  # ThreadState
+        ("opened", "u1"),  # Opened
+    ]
+)
+"""One row per stretch of a thread's time in which operation, phase, category and state stay the same.
+
+Rows of one thread are in order, do not overlap and leave no gap between the thread's first event and its end.
+"""
+
+
+class SpanFlag(IntFlag):
+    """Flags of an operation span."""
+
+    OPEN_AT_START = 1  # began before the profiler came; start_ns is the attach time
+    CUT_AT_END = 2  # still open at detach or thread exit; end_ns is that time
+
+
+SPAN_DTYPE = np.dtype(
+    [
+        ("thread", "<u4"),
+        ("path", "<u4"),
+        ("phase", "<u4"),
+        ("flags", "<u4"),  # SpanFlag
+        ("start_ns", "<u8"),
+        ("end_ns", "<u8"),
+    ]
+)
+"""One row per closed (or cut) operation instance, in order of closing."""
+
+
+class MarkKind(IntEnum):
+    """Kinds of a mark."""
+
+    PHASE = 1  # a: StringInfo.id of the phase
+    PROGRESS = 2  # a: step, b: total (0: unknown)
+    METADATA = 3  # a: StringInfo.id of the key, b: StringInfo.id of the value
+
+
+MARK_DTYPE = np.dtype(
+    [("thread", "<u4"), ("kind", "<u4"), ("time_ns", "<u8"), ("a", "<u8"), ("b", "<u8")]
+)
+"""One row per phase change, progress report or piece of metadata."""
+
+TABLES: dict[str, np.dtype[np.void]] = {
+    "intervals": INTERVAL_DTYPE,
+    "spans": SPAN_DTYPE,
+    "marks": MARK_DTYPE,
+}
+"""Every table by its name in a trace. GPU activity adds a table here; sinks treat tables alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process, defined before any of its threads. Sent again when something of it becomes known (end, name)."""
+
+    pid: int
+    ppid: int | None
+    name: str
+    command: tuple[str, ...]
+    start_ns: int  # when profiling of it began
+    end_ns: int | None = None
+    exit_status: int | None = None
+    is_python: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadInfo:
+    """A thread; `id` counts from 1 within the session."""
+
+    id: int
+    pid: int
+    tid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StringInfo:
+    """A text that rows refer to; `id` counts from 1, 0 is the empty text."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PathInfo:
+    """A nesting of operations: `name` (StringInfo.id) inside `parent` (PathInfo.id, 0 at the top)."""
+
+    id: int
+    parent: int
+    name: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeInfo:
+    """A probe site. `id` counts from 1."""
+
+    id: int
+    group: str  # marker, cuda, boundary, reentry, gil, catch
+    category: int  # Category it enters
+    library: str  # path as the target sees it
+    symbol: str
+    offset: int  # file offset of the probed instruction
+    site_class: str  # nop5, emulated, stepped: what a hit costs depends on it
+    method: str  # session, multi, perf
+    armed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Running totals of what is missing; every figure counts from the session's start."""
+
+    events: int = 0  # the events ring was full
+    texts: int = 0  # the texts ring was full
+    gpu_records: int = 0
+    unmatched: int = 0  # ends without a begin
+    healed: int = 0  # returns never seen, closed by stack pointer
+    threads: int = 0  # the per-thread map was full
+    truncated_names: int = 0
+    late: int = 0  # events that came after their time had been handed out
+
+    def as_dict(self) -> dict[str, int]:
+        """Field name → count."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Running totals of work done, for the header and the overhead figure."""
+
+    received: int = 0  # events read from the ring
+    sent: int = 0  # events the probes wanted to send: received + lost once the ring is drained
+    hits: int = 0  # probe hits, also those that made no event
+    hits_by_class: dict[str, int] = field(default_factory=dict)  # "<site_class>/<entry|return>" → hits
+    estimated_overhead_ns: int = 0  # hits x cost of their class
+    probes_attached: int = 0
+    probes_armed: int = 0
+    probes_shed: int = 0
+
+
+Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one turn of the session produced. Definitions come before the rows that use them."""
+
+    now_ns: int  # everything before this moment has been handed out
+    definitions: list[Definition] = field(default_factory=list)
+    tables: dict[str, NDArray[np.void]] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+    counters: Counters = field(default_factory=Counters)
