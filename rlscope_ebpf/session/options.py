@@ -1,0 +1,217 @@
+"""What a capture is asked to do: the options of `attach` and `run`, read and checked once, then carried around whole."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rlscope_ebpf.errors import NotPermittedError, ProfilerError, UsageError
+from rlscope_ebpf.model.categories import Category
+
+GpuMode = Literal["auto", "cupti", "off"]
+AttachMethod = Literal["auto", "session", "multi", "perf"]
+
+GPU_MODES: tuple[GpuMode, ...] = get_args(GpuMode)
+ATTACH_METHODS: tuple[AttachMethod, ...] = get_args(AttachMethod)
+
+LIBRARY_CATEGORIES: dict[str, Category] = {"backend": Category.BACKEND, "simulator": Category.SIMULATOR}
+"""What `--library` may say on the left of the equals sign."""
+
+TRACE_SUFFIX = ".rlscope"
+DEFAULT_MAX_OVERHEAD = 5.0  # percent of the target's time
+OPERATION_NAME_MAX = 127  # bytes of UTF-8, as for names given to a marker
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryPattern:
+    """Shared objects whose functions, called from elsewhere, are boundary calls of a category."""
+
+    category: Category
+    pattern: str  # glob; without a slash it is compared with the file's name, too
+
+    def matches(self, path: str) -> bool:
+        """Whether a mapped file of this path is meant. `*` also spans slashes."""
+        if fnmatchcase(path, self.pattern):
+            return True
+        return "/" not in self.pattern and fnmatchcase(path.rpartition("/")[2], self.pattern)
+
+    def __str__(self) -> str:
+        return f"{self.category.name.lower()}={self.pattern}"
+
+
+@dataclass(frozen=True, slots=True)
+class NativeMarker:
+    """A native function each call of which is an operation."""
+
+    name: str  # of the operation
+    library: str  # path, file name or glob of the shared object (or executable)
+    symbol: str
+
+    def matches(self, path: str) -> bool:
+        """Whether the function is looked for in a mapped file of this path."""
+        return fnmatchcase(path, self.library) or fnmatchcase(path.rpartition("/")[2], self.library)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.library}:{self.symbol}"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """Everything that `attach` and `run` can be told. `run` fills `pids` in once the command has started."""
+
+    pids: tuple[int, ...] = ()
+    output: Path | None = None  # None: a name made of the process's name, pid and the time
+    duration_s: float | None = None  # None: until interrupted or the target exits
+    tui: bool = True  # False: not even on a terminal
+    libraries: tuple[LibraryPattern, ...] = ()
+    markers: tuple[NativeMarker, ...] = ()
+    gpu: GpuMode = "auto"
+    attach_method: AttachMethod = "auto"
+    follow: bool = True  # also profile children
+    max_overhead: float = DEFAULT_MAX_OVERHEAD  # percent; 0: no limit
+    force: bool = False  # overwrite an existing trace
+    write_trace: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the trace header keeps of them: plain values only."""
+        return {
+            "pids": list(self.pids),
+            "duration_s": self.duration_s,
+            "libraries": [str(library) for library in self.libraries],
+            "markers": [str(marker) for marker in self.markers],
+            "gpu": self.gpu,
+            "attach_method": self.attach_method,
+            "follow": self.follow,
+            "max_overhead": self.max_overhead,
+        }
+
+
+def parse_pids(values: Iterable[int]) -> tuple[int, ...]:
+    """Pids in the order given, each once.
+
+    Raises:
+        UsageError: none is given, or one is not positive.
+    """
+    pids = tuple(dict.fromkeys(values))
+    if not pids:
+        raise UsageError("No process is named.", "Name it with --pid N; `pgrep -af python` lists candidates.")
+    for pid in pids:
+        if pid <= 0:
+            raise UsageError(f"{pid} is not a process id.", "Give a positive number, as `ps` or `pgrep` prints it.")
+    return pids
+
+
+def parse_library(text: str) -> LibraryPattern:
+    """Read `CATEGORY=PATTERN` of `--library`.
+
+    Raises:
+        UsageError: it has another form or names another category.
+    """
+    category, equals, pattern = text.partition("=")
+    category, pattern = category.strip().lower(), pattern.strip()
+    if not equals or not pattern:
+        raise UsageError(
+            f"--library {text!r} is not of the form CATEGORY=PATTERN.",
+            "Write for example --library 'simulator=*/libmysim.so*'.",
+        )
+    if category not in LIBRARY_CATEGORIES:
+        known = " or ".join(f"{name}=PATTERN" for name in LIBRARY_CATEGORIES)
+        raise UsageError(f"--library knows no category {category!r}.", f"Use {known}.")
+    return LibraryPattern(LIBRARY_CATEGORIES[category], pattern)
+
+
+def parse_marker(text: str) -> NativeMarker:
+    """Read `NAME=LIB:SYMBOL` of `--marker`.
+
+    Raises:
+        UsageError: it has another form, or the name is too long.
+    """
+    name, equals, function = text.partition("=")
+    library, colon, symbol = function.partition(":")
+    name, library, symbol = name.strip(), library.strip(), symbol.strip()
+    if not (equals and colon and name and library and symbol):
+        raise UsageError(
+            f"--marker {text!r} is not of the form NAME=LIB:SYMBOL.",
+            "Write for example --marker 'physics=libmujoco.so*:mj_step'.",
+        )
+    if re.search(r"[\s(]", symbol):
+        raise UsageError(
+            f"--marker {text!r} names no plain symbol: {symbol!r} has blanks or parentheses.",
+            "Give the symbol as `nm -D` prints it, for C++ the mangled name.",
+        )
+    if len(name.encode()) > OPERATION_NAME_MAX:
+        raise UsageError(
+            f"The operation name of --marker {name[:20]}… is longer than {OPERATION_NAME_MAX} bytes.",
+            "Choose a shorter name.",
+        )
+    return NativeMarker(name, library, symbol)
+
+
+def parse_duration(value: float | None) -> float | None:
+    """Check `--duration`, in seconds.
+
+    Raises:
+        UsageError: it is not a positive, finite number.
+    """
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise UsageError(f"A duration of {value:g} s is not possible.", "Give a positive number of seconds.")
+    return value
+
+
+def parse_max_overhead(value: float) -> float:
+    """Check `--max-overhead`, in percent of the target's time; 0 means no limit.
+
+    Raises:
+        UsageError: it is negative or not a finite number.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"An overhead budget of {value:g} % is not possible.", "Give a percentage, or 0 for no limit.")
+    return value
+
+
+def default_trace_path(process_name: str, pid: int, now: time.struct_time | None = None) -> Path:
+    """`rlscope-<name>-<pid>-<time>.rlscope` in the working folder; the name is cut to what any file system takes."""
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "_", process_name).strip("._") or "process"
+    stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
+    return Path(f"rlscope-{name[:48]}-{pid}-{stamp}{TRACE_SUFFIX}")
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse a trace path that cannot be written, before anything is attached.
+
+    Raises:
+        UsageError: it is a folder, exists already (without `force`), or its folder does not exist.
+        NotPermittedError: its folder or the existing file may not be written.
+        ProfilerError: the file system is mounted read-only or cannot be looked at.
+    """
+    try:
+        if path.is_dir():
+            raise UsageError(f"The trace {path} is a folder.", f"Give a file name: {path / ('trace' + TRACE_SUFFIX)}.")
+        exists = path.exists()
+        if exists and not force:
+            raise UsageError(f"The trace {path} exists already.", "Choose another name, or overwrite it with --force.")
+        folder = path.parent
+        if not folder.is_dir():
+            raise UsageError(f"The folder of the trace, {folder}, does not exist.", "Make it, or choose another.")
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            raise _not_writable(path) from error
+        raise ProfilerError(f"The trace {path} cannot be written: {error.strerror}.", "Choose another path.") from error
+    place = path if exists else folder
+    if os.access(place, os.W_OK):
+        return
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        raise ProfilerError(f"The trace {path} would be on a read-only file system.", "Choose another path with -o.")
+    raise _not_writable(path)
+
+
+def _not_writable(path: Path) -> NotPermittedError:
+    return NotPermittedError(f"The trace {path} may not be written by this user.", "Choose another path with -o.")
