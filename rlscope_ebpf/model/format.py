@@ -133,9 +133,18 @@ def shorten(text: str, width: int) -> str:
     return text[: max(0, width - 1)] + "…" if width > 0 else ""
 
 
+def printable(text: str) -> str:
+    """`text` on one line without control characters.
+
+    Names come from the profiled process, which may belong to somebody else: what it sends must not reach the terminal
+    as an escape sequence.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def path(names: Sequence[str]) -> str:
     """A nesting of operations on one line: "train > backprop"; the empty path is the untracked time."""
-    return PATH_SEPARATOR.join(names) if names else UNTRACKED
+    return printable(PATH_SEPARATOR.join(names)) if names else UNTRACKED
 
 
 def transition(kind: str) -> str:

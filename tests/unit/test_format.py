@@ -100,6 +100,8 @@ def test_small_ones() -> None:
     assert fmt.shorten("step", 4) == "step"
     assert fmt.path(("train", "backprop")) == "train > backprop"
     assert fmt.path(()) == "(untracked)"
+    assert fmt.path(("a\x1b[2J", "b\n")) == "a\N{REPLACEMENT CHARACTER}[2J > b\N{REPLACEMENT CHARACTER}"
+    assert fmt.printable("模拟 ok") == "模拟 ok"
 
 
 def test_transition() -> None:
