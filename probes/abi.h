@@ -23,7 +23,7 @@ enum rls_event_kind {
     RLS_EV_GIL_RELEASE = 3,  /* python -> other: the thread gave up the interpreter */
     RLS_EV_GIL_ACQUIRE = 4,  /* other -> python: the thread holds the interpreter again */
     RLS_EV_OP_BEGIN = 5,     /* arg: 64-bit hash of the name */
-    RLS_EV_OP_END = 6,
+    RLS_EV_OP_END = 6,       /* arg: how many operations ended at once, 0 or 1: one */
     RLS_EV_PHASE = 7,        /* arg: hash of the name */
     RLS_EV_PROGRESS = 8,     /* arg: step; a second record RLS_EV_PROGRESS_TOTAL follows when total != 0 */
     RLS_EV_PROGRESS_TOTAL = 9,

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The attach cookie: what a program must know of the site that fired. rlscope_ebpf/capture/cookie.py makes it.
+ */
+#ifndef RLSCOPE_COOKIE_H
+#define RLSCOPE_COOKIE_H
+
+#define RLS_COOKIE_SITE(c) ((unsigned int)((c)&0xffffff))      /* bits 0..23: probe id */
+#define RLS_COOKIE_CATEGORY(c) ((unsigned char)(((c) >> 24) & 0xf)) /* bits 24..27: category entered */
+#define RLS_COOKIE_CLASS(c) ((unsigned int)(((c) >> 28) & 0x3))  /* bits 28..29: enum rls_site_class */
+#define RLS_COOKIE_ACTION(c) ((unsigned int)(((c) >> 40) & 0xff)) /* bits 40..47: enum rls_action */
+#define RLS_COOKIE_GROUP(c) ((unsigned int)(((c) >> 48) & 0x7))   /* bits 48..50: enum rls_group */
+
+#define RLS_COOKIE_FROM_PYTHON (1ULL << 32) /* only the interpreter calls this function */
+#define RLS_COOKIE_REENTRY (1ULL << 33)     /* native code calls into Python: counts only inside native code */
+#define RLS_COOKIE_OPERATION (1ULL << 34)   /* the call itself is an operation (--marker) */
+
+/* What a hit means. */
+enum rls_action {
+    RLS_ACT_CALL = 0,         /* entry of a followed function; its return, where a return probe is set, ends it */
+    RLS_ACT_EXIT = 1,         /* a `ret` of a followed function that C++ exceptions may leave: a return probe there would
+                                 make the unwinder abort the target */
+    RLS_ACT_CATCH = 2,        /* __cxa_begin_catch: every call below the catching function is gone */
+    RLS_ACT_GIL_RELEASE = 3,  /* PyEval_SaveThread */
+    RLS_ACT_GIL_ACQUIRE = 4,  /* PyEval_RestoreThread: what counts is its return */
+    RLS_ACT_GIL_ENSURE = 5,   /* PyGILState_Ensure: what counts is its return */
+    RLS_ACT_GIL_UNENSURE = 6, /* PyGILState_Release */
+    RLS_ACT_OP_BEGIN = 7,
+    RLS_ACT_OP_END = 8,
+    RLS_ACT_PHASE = 9,
+    RLS_ACT_PROGRESS = 10,
+    RLS_ACT_METADATA = 11,
+};
+
+enum rls_site_class {
+    RLS_CLASS_NOP5 = 0,
+    RLS_CLASS_EMULATED = 1,
+    RLS_CLASS_STEPPED = 2,
+    RLS_CLASS_COUNT = 3,
+};
+
+/* Sites that are attached and shed together. */
+enum rls_group {
+    RLS_GROUP_MARKER = 0,
+    RLS_GROUP_CUDA = 1,
+    RLS_GROUP_BOUNDARY = 2,
+    RLS_GROUP_REENTRY = 3,
+    RLS_GROUP_GIL = 4,
+    RLS_GROUP_CATCH = 5,
+    RLS_GROUP_COUNT = 6,
+};
+
+/* Indices of the counters array (per CPU). rlscope_ebpf/capture/counters.py names them. */
+enum rls_counter {
+    RLS_N_SENT = 0,          /* events the programs wanted to send */
+    RLS_N_LOST_EVENTS = 1,   /* of these, those the full events ring refused */
+    RLS_N_LOST_TEXTS = 2,
+    RLS_N_LOST_THREADS = 3,  /* the map of threads was full */
+    RLS_N_HEALED = 4,
+    RLS_N_TOO_DEEP = 5,      /* frames beyond RLS_MAX_FRAMES: not followed */
+    RLS_N_CUT_NAMES = 6,
+    RLS_N_SWITCHES = 7,      /* scheduler events of followed threads */
+    RLS_N_RETURNS = 8,       /* hits of return probes, by group */
+    RLS_N_HITS = RLS_N_RETURNS + RLS_GROUP_COUNT, /* hits of other sites, by group and site class */
+    RLS_N_COUNTERS = RLS_N_HITS + RLS_GROUP_COUNT * RLS_CLASS_COUNT,
+};
+
+#endif

@@ -1,0 +1,1 @@
+/* Stub: nothing of it is needed. */

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The programs on probed sites. One program serves every kind of site; the attach cookie says what a hit means. That
+ * keeps the compiled code small: everything is inlined, and compile time is what an attach waits for.
+ */
+
+/* Sends an annotation and, before it, its text. */
+static __always_inline void annotate(struct pt_regs *ctx, struct thread *t, u32 tid, u64 now, u64 cookie)
+{
+    u32 site = RLS_COOKIE_SITE(cookie);
+    u8 flags = cookie & RLS_COOKIE_FROM_PYTHON ? RLS_F_PYTHON : 0;
+    u32 action = RLS_COOKIE_ACTION(cookie);
+    u8 kind = RLS_EV_OP_END;
+    u64 arg = 0;
+
+    send_open_operations(t, tid, now);
+    if (action == RLS_ACT_PROGRESS) {
+        kind = RLS_EV_PROGRESS;
+        arg = ctx->di;
+    } else if (action != RLS_ACT_OP_END) {
+        struct rls_text text = {};
+        arg = read_text(&text, (void *)ctx->di, 0);
+        if (arg)
+            send_text(&text, arg, RLS_TEXT_NAME, t->pid, tid, now);
+        kind = action == RLS_ACT_OP_BEGIN ? RLS_EV_OP_BEGIN : RLS_EV_PHASE;
+        if (action == RLS_ACT_METADATA) {
+            kind = RLS_EV_METADATA;
+            site = (u32)read_text(&text, (void *)ctx->si, arg);
+            if (!site)
+                return;
+            send_text(&text, site, RLS_TEXT_VALUE, t->pid, tid, now);
+        }
+    }
+    send(t, tid, now, kind, site, flags, arg);
+    if (action == RLS_ACT_PROGRESS && ctx->si)
+        send(t, tid, now, RLS_EV_PROGRESS_TOTAL, site, flags, ctx->si);
+}
+
+/* A site was hit. Returns 1 if the return from the probed function need not be seen. */
+static __always_inline int entered(struct pt_regs *ctx)
+{
+    u64 cookie = bpf_get_attach_cookie(ctx);
+    u32 site = RLS_COOKIE_SITE(cookie);
+    u8 category = RLS_COOKIE_CATEGORY(cookie);
+    u32 action = RLS_COOKIE_ACTION(cookie);
+    u64 sp = ctx->sp;
+    u64 now = bpf_ktime_get_ns();
+    count(RLS_N_HITS + RLS_COOKIE_GROUP(cookie) * RLS_CLASS_COUNT + RLS_COOKIE_CLASS(cookie), 1);
+
+    /* What a first hit says of the thread: who releases the interpreter held it, who acquires it did not. */
+    int held = -1;
+    if (cookie & RLS_COOKIE_FROM_PYTHON || action == RLS_ACT_GIL_RELEASE || action == RLS_ACT_GIL_UNENSURE)
+        held = 1;
+    if (action == RLS_ACT_GIL_ACQUIRE || action == RLS_ACT_GIL_ENSURE)
+        held = 0;
+    u32 tid;
+    struct thread *t = current_thread(&tid, held);
+    if (!t)
+        return 1;
+
+    /* Calls below this stack pointer are gone. Those at it: at a `ret` it is the returning call itself. A function that
+     * catches calls __cxa_begin_catch at the stack pointer at which it called what threw. At an entry it is a tail call
+     * or a new call after one whose return was lost, told apart by category: the same one goes on, another replaces it. */
+    if (t->depth) {
+        u8 keep = category;
+        if (action != RLS_ACT_CALL)
+            keep = RLS_KEEP_NONE;
+        u64 gone = sp;
+        if (action > RLS_ACT_CATCH)
+            gone = sp - 1;
+        drop_frames(t, tid, now, gone, keep);
+        u8 flags = action == RLS_ACT_EXIT && t->dropped != t->dropped_healed ? 0 : RLS_F_HEALED;
+        if (t->dropped && current_category(t) != t->sent)
+            send_change(t, tid, now, RLS_EV_RETURN, t->dropped_site, flags);
+    }
+    u32 depth = t->depth;
+    if (depth == 0 && (cookie & RLS_COOKIE_FROM_PYTHON))
+        t->held = 1;
+
+    if (action >= RLS_ACT_OP_BEGIN) {
+        annotate(ctx, t, tid, now, cookie);
+        return 1;
+    }
+
+    u8 top = depth ? frame_at(t, depth - 1)->category : RLS_CAT_PYTHON;
+    int skip_return = 0;
+    u8 kind = RLS_EV_CALL;
+    if (action == RLS_ACT_CALL) {
+        u8 operation = (cookie & RLS_COOKIE_OPERATION) != 0;
+        int same = cookie & RLS_COOKIE_REENTRY ? top == RLS_CAT_PYTHON : depth && top == category;
+        if (operation)
+            category = top;
+        else if (same)
+            skip_return = 1;
+        if (depth >= RLS_MAX_FRAMES) {
+            count(RLS_N_TOO_DEEP, 1);
+            skip_return = 1;
+        }
+        if (!skip_return) {
+            struct frame *f = frame_at(t, depth);
+            f->sp = sp;
+            f->site = site;
+            f->category = category;
+            f->operation = operation;
+            f->held = t->held;
+            t->depth = depth + 1;
+            if (cookie & RLS_COOKIE_REENTRY)
+                t->held = 1;
+            if (operation) {
+                send(t, tid, now, RLS_EV_OP_BEGIN, site, 0, site);
+                return 0;
+            }
+        }
+    } else if (action == RLS_ACT_GIL_RELEASE) {
+        kind = RLS_EV_GIL_RELEASE;
+        t->held = 0;
+    } else if (action == RLS_ACT_GIL_ENSURE) {
+        t->saved_held = t->saved_held << 1 | t->held;
+    } else if (action == RLS_ACT_GIL_UNENSURE) {
+        kind = RLS_EV_GIL_RELEASE;
+        t->held = t->saved_held & 1;
+        t->saved_held >>= 1;
+    } else if (action == RLS_ACT_GIL_ACQUIRE && top != RLS_CAT_PYTHON) {
+        /* Inside a native call the moment does not matter, only that the lock is held when the call ends. */
+        t->held = 1;
+        skip_return = 1;
+    }
+    send_change(t, tid, now, kind, site, 0);
+    return skip_return;
+}
+
+/* A probed function returned. */
+static __always_inline int returned(struct pt_regs *ctx)
+{
+    u64 cookie = bpf_get_attach_cookie(ctx);
+    u32 action = RLS_COOKIE_ACTION(cookie);
+    u64 now = bpf_ktime_get_ns();
+    count(RLS_N_RETURNS + RLS_COOKIE_GROUP(cookie), 1);
+    u32 tid;
+    struct thread *t;
+    if (action == RLS_ACT_CALL) {
+        tid = (u32)bpf_get_current_pid_tgid();
+        t = threads.lookup(&tid);
+    } else {
+        t = current_thread(&tid, 0);
+    }
+    if (!t)
+        return 0;
+    /* The return address has been popped; at the entry it was still there. */
+    u64 sp = ctx->sp - 8;
+    u8 kind = RLS_EV_RETURN;
+    u32 site = RLS_COOKIE_SITE(cookie);
+    u8 flags = 0;
+    if (action == RLS_ACT_CALL) {
+        drop_frames(t, tid, now, sp, RLS_KEEP_NONE);
+        site = t->dropped_site;
+        if (t->dropped == t->dropped_healed)
+            flags = RLS_F_HEALED;
+    } else {
+        kind = RLS_EV_GIL_ACQUIRE;
+        t->held = 1;
+    }
+    send_change(t, tid, now, kind, site, flags);
+    return 0;
+}
+
+int rls_entry(struct pt_regs *ctx)
+{
+    entered(ctx);
+    return 0;
+}
+
+#ifdef RLS_SESSION
+int rls_session(struct pt_regs *ctx)
+{
+    /* bpf_session_is_return() is a kernel function, which BCC cannot call. On return the instruction pointer is in the
+     * caller; at entry it is the site. */
+    if (ctx->ip != bpf_get_func_ip(ctx))
+        return returned(ctx);
+    return entered(ctx);
+}
+#else
+int rls_return(struct pt_regs *ctx)
+{
+    return returned(ctx);
+}
+#endif

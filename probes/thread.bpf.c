@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * BCC treats the functions of one file as programs, so the profiler joins this file, texts.bpf.c, programs.bpf.c
+ * and scheduler.bpf.c, in this order, and compiles them when a session starts, with
+ *   -DEVENT_RING_PAGES, -DTEXT_RING_PAGES         sizes of the rings, in pages, powers of two
+ *   -DMARKER_DEPTH_OFFSET, -DMARKER_NAMES_OFFSET  where a thread's marker record keeps depth and names
+ *   -DRLS_SESSION                                 if the kernel knows uprobe sessions
+ *
+ * Per-thread state: the stack of followed calls, who holds the interpreter, and the one function that sends events.
+ *
+ * A thread's category is that of its innermost followed call. A call into the category the thread is already in is not
+ * followed (only the outermost call of a category counts), so the stack holds category changes, not calls.
+ * A followed call remembers the stack pointer at its entry. Stacks grow down: whenever the thread is seen at a higher
+ * stack pointer than a followed call's, that call is gone, whether its return was seen or not (C++ exception, longjmp).
+ */
+#include <uapi/linux/ptrace.h>
+#include "abi.h"
+#include "cookie.h"
+
+#define RLS_MAX_FRAMES 32
+#define RLS_MAX_THREADS 16384
+
+struct frame {
+    u64 sp;
+    u32 site;
+    u8 category;
+    u8 operation; /* the call is an operation (--marker): its end is sent when the frame goes */
+    u8 held;      /* thread.held before the call: a callback into Python restores it */
+    u8 unused;
+};
+
+struct thread {
+    u32 pid;
+    u32 depth;
+    u32 silent;      /* hits since the last event that made none */
+    u8 held;         /* the thread holds the interpreter: outside followed calls it runs Python */
+    u8 sent;         /* category last sent */
+    u8 first;        /* nothing sent yet */
+    u8 ops_known;    /* the stack of open operations at attach was sent, or there was none */
+    u64 saved_held;  /* held before each open PyGILState_Ensure, one bit each */
+    /* What drop_frames last took away. Kept here because the verifier follows values on the stack, not in maps. */
+    u32 dropped;
+    u32 dropped_healed;     /* of these, calls whose return was never seen */
+    u32 dropped_operations; /* of these, calls that were operations */
+    u32 dropped_site;       /* of the outermost */
+    struct frame frames[RLS_MAX_FRAMES];
+};
+
+struct target {
+    u8 is_python;
+    u8 assume_held; /* a thread first seen at a boundary call is taken to run Python */
+    u8 unused[2];
+};
+
+BPF_RINGBUF_OUTPUT(events, EVENT_RING_PAGES);
+BPF_RINGBUF_OUTPUT(texts, TEXT_RING_PAGES);
+BPF_TABLE("hash", u32, struct thread, threads, RLS_MAX_THREADS);
+BPF_TABLE("hash", u32, struct target, targets, 4096);
+BPF_TABLE("percpu_array", int, u64, counters, RLS_N_COUNTERS);
+BPF_TABLE("array", int, struct thread, zero_thread, 1); /* never written: what a new thread starts from */
+
+static __always_inline void count(int which, u64 by)
+{
+    u64 *value = counters.lookup(&which);
+    if (value)
+        *value += by;
+}
+
+static __always_inline u8 base_category(struct thread *t)
+{
+    return t->held ? RLS_CAT_PYTHON : RLS_CAT_OTHER;
+}
+
+/* The verifier must see the bound, and the compiler must not reason it away. */
+static __always_inline struct frame *frame_at(struct thread *t, u32 depth)
+{
+    u64 index = depth;
+    asm volatile("%0 &= %1" : "+r"(index) : "i"(RLS_MAX_FRAMES - 1));
+    return &t->frames[index];
+}
+
+static __always_inline u8 current_category(struct thread *t)
+{
+    u32 depth = t->depth;
+    if (depth == 0)
+        return base_category(t);
+    u8 category = frame_at(t, depth - 1)->category;
+    return category == RLS_CAT_PYTHON ? base_category(t) : category;
+}
+
+/* The thread that runs now. A new one starts with `held` as given. 0 if the process is not a target. */
+static __always_inline struct thread *current_thread(u32 *tid_out, int held)
+{
+    u64 id = bpf_get_current_pid_tgid();
+    u32 tid = (u32)id, pid = id >> 32;
+    *tid_out = tid;
+    struct thread *t = threads.lookup(&tid);
+    if (t)
+        return t;
+    struct target *target = targets.lookup(&pid);
+    if (!target)
+        return 0;
+    /* A program can be preempted, so nothing that another thread on this CPU could reach is used as scratch memory. */
+    int zero = 0;
+    struct thread *blank = zero_thread.lookup(&zero);
+    if (!blank)
+        return 0;
+    threads.update(&tid, blank);
+    t = threads.lookup(&tid);
+    if (!t) {
+        count(RLS_N_LOST_THREADS, 1);
+        return 0;
+    }
+    t->held = held >= 0 ? held : target->assume_held;
+    t->sent = t->held ? RLS_CAT_PYTHON : RLS_CAT_OTHER;
+    t->first = 1;
+    t->pid = pid;
+    return t;
+}
+
+static __always_inline void put(struct thread *t, u32 tid, u64 now, u8 kind, u32 site, u8 flags, u64 arg, u8 category,
+                                u8 from)
+{
+    count(RLS_N_SENT, 1);
+    struct rls_event *e = events.ringbuf_reserve(sizeof(struct rls_event));
+    if (!e) {
+        count(RLS_N_LOST_EVENTS, 1);
+        return;
+    }
+    e->time_ns = now;
+    e->pid = t->pid;
+    e->tid = tid;
+    e->site = site;
+    e->kind = kind;
+    e->category = category;
+    e->from = from;
+    e->flags = flags;
+    e->arg = arg;
+    events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline void send(struct thread *t, u32 tid, u64 now, u8 kind, u32 site, u8 flags, u64 arg)
+{
+    u8 category = current_category(t);
+    u8 from = t->sent;
+    if (t->first) {
+        flags |= RLS_F_FIRST;
+        t->first = 0;
+    }
+    t->sent = category;
+    put(t, tid, now, kind, site, flags, arg, category, from);
+}
+
+/* Sends the change of category, if there was one; otherwise the hit stays silent. */
+static __always_inline void send_change(struct thread *t, u32 tid, u64 now, u8 kind, u32 site, u8 flags)
+{
+    if (current_category(t) == t->sent) {
+        t->silent++;
+        return;
+    }
+    u64 silent = t->silent;
+    t->silent = 0;
+    send(t, tid, now, kind, site, flags, silent);
+}
+
+#define RLS_KEEP_NONE 0xff
+
+/*
+ * Takes away the followed calls that are gone once the thread is seen at stack pointer `sp`: those below it and, unless
+ * their category is `keep`, those at it. Then sends the end of operations and the change of category, if any.
+ */
+static __always_inline void drop_frames(struct thread *t, u32 tid, u64 now, u64 sp, u8 keep)
+{
+    t->dropped = 0;
+    t->dropped_healed = 0;
+    t->dropped_operations = 0;
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < RLS_MAX_FRAMES; i++) {
+        u32 depth = t->depth;
+        if (depth == 0)
+            break;
+        struct frame *f = frame_at(t, depth - 1);
+        if (f->sp > sp || (f->sp == sp && f->category == keep))
+            break;
+        t->depth = depth - 1;
+        t->dropped++;
+        t->dropped_healed += f->sp < sp;
+        t->dropped_operations += f->operation;
+        t->dropped_site = f->site;
+        if (f->category == RLS_CAT_PYTHON)
+            t->held = f->held;
+    }
+    if (t->dropped_healed)
+        count(RLS_N_HEALED, t->dropped_healed);
+    if (t->dropped_operations)
+        put(t, tid, now, RLS_EV_OP_END, t->dropped_site, 0, t->dropped_operations, t->sent, t->sent);
+}

@@ -1,0 +1,62 @@
+"""Attach cookies: what a BPF program is told of the site that fired. The mirror of probes/cookie.h."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+
+class SiteClass(IntEnum):
+    """`enum rls_site_class`: what a hit costs depends on how the kernel executes the probed instruction."""
+
+    NOP5 = 0
+    EMULATED = 1
+    STEPPED = 2
+
+
+class Group(IntEnum):
+    """`enum rls_group`: sites that are attached and shed together."""
+
+    MARKER = 0
+    CUDA = 1
+    BOUNDARY = 2
+    REENTRY = 3
+    GIL = 4
+    CATCH = 5
+
+
+class Action(IntEnum):
+    """`enum rls_action`: what a hit means."""
+
+    CALL = 0
+    EXIT = 1
+    CATCH = 2
+    GIL_RELEASE = 3
+    GIL_ACQUIRE = 4
+    GIL_ENSURE = 5
+    GIL_UNENSURE = 6
+    OP_BEGIN = 7
+    OP_END = 8
+    PHASE = 9
+    PROGRESS = 10
+    METADATA = 11
+
+
+class CookieFlag(IntFlag):
+    """`RLS_COOKIE_*` flags, already in place."""
+
+    FROM_PYTHON = 1 << 32
+    REENTRY = 1 << 33
+    OPERATION = 1 << 34
+
+
+MAX_SITE = (1 << 24) - 1
+"""Largest probe id that a cookie holds."""
+
+
+def make_cookie(
+    site: int, category: int, site_class: SiteClass, group: Group, action: Action, flags: CookieFlag = CookieFlag(0)
+) -> int:
+    """The 64-bit cookie of a site. `site` is its probe id, 1 … `MAX_SITE`."""
+    if not 0 < site <= MAX_SITE:
+        raise ValueError(f"probe id {site} is not in 1..{MAX_SITE}")
+    return site | category << 24 | site_class << 28 | int(flags) | action << 40 | group << 48

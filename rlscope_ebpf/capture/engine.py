@@ -1,0 +1,194 @@
+"""The capture engine: programs on the probe sites of target processes, and what comes out of their rings."""
+
+from __future__ import annotations
+
+import errno
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group, SiteClass, make_cookie
+from rlscope_ebpf.capture.counters import ProbeCounters
+from rlscope_ebpf.capture.links import Link, attach
+from rlscope_ebpf.capture.programs import Programs
+from rlscope_ebpf.capture.tracepoints import attach_tracepoints
+from rlscope_ebpf.model.tables import ProbeInfo
+
+MAX_READ = 1 << 18
+"""Events taken from the ring at a time; a batch of this size is matched in about a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSite:
+    """One instruction of a file to probe, and what a hit there means."""
+
+    path: str  # to open the file from here
+    library: str  # path as the target sees it
+    symbol: str
+    offset: int  # in the file
+    address: int  # in the target; 0: not known, so not checked
+    category: int
+    site_class: SiteClass
+    group: Group
+    action: Action
+    flags: CookieFlag = CookieFlag(0)
+    returns: bool = False  # also probe the function's return
+
+
+class Engine:
+    """Not thread-safe. `method` is an attach method of `links`. Raises UnsupportedError if BPF cannot be used."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self._programs = Programs(method)
+        self._links: dict[tuple[int, Group], list[Link]] = defaultdict(list)
+        self._tracepoints: Link | None = None
+        self._next_probe = 1
+
+    def follow_scheduler(self) -> None:
+        """Also see threads run, wait and end. Raises OSError."""
+        self._tracepoints = attach_tracepoints("sched", self._programs.tracepoint_fds)
+
+    def add_target(self, pid: int, *, is_python: bool, assume_held: bool) -> None:
+        """Let a process's hits through."""
+        self._programs.add_target(pid, is_python=is_python, assume_held=assume_held)
+
+    def remove_target(self, pid: int) -> None:
+        """Detach from a process."""
+        self._programs.remove_target(pid)
+        for key in [key for key in self._links if key[0] == pid]:
+            self._close(key)
+
+    def add_marker_record(self, tid: int, address: int) -> None:
+        """Where a thread's record of open operations lies in its process."""
+        self._programs.add_marker_record(tid, address)
+
+    def attach(self, pid: int, sites: Sequence[ProbeSite]) -> list[ProbeInfo]:
+        """Probe the sites in process `pid`; one ProbeInfo each, in the same order, `armed` where the text shows it."""
+        probes = []
+        jobs: dict[tuple[str, Group, bool], list[tuple[int, int, int]]] = defaultdict(list)
+        for index, site in enumerate(sites):
+            number = self._next_probe
+            self._next_probe += 1
+            cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, site.flags)
+            jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
+            probes.append(
+                ProbeInfo(
+                    id=number,
+                    group=site.group.name.lower(),
+                    category=site.category,
+                    library=site.library,
+                    symbol=site.symbol,
+                    offset=site.offset,
+                    site_class=site.site_class.name.lower(),
+                    method=self.method,
+                    armed=False,
+                )
+            )
+        accepted: set[int] = set()
+        for (path, group, returns), entries in jobs.items():
+            accepted.update(self._attach(pid, path, group, returns, entries))
+        armed = _armed(pid, sites)
+        return [
+            replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)
+        ]
+
+    def _attach(
+        self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]
+    ) -> set[int]:
+        """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried."""
+        try:
+            self._links[pid, group].extend(self._attach_all(pid, path, returns, entries))
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.ENOENT) or len(entries) == 1:
+                return set()
+            middle = len(entries) // 2
+            return self._attach(pid, path, group, returns, entries[:middle]) | self._attach(
+                pid, path, group, returns, entries[middle:]
+            )
+        return {index for _, _, index in entries}
+
+    def _attach_all(self, pid: int, path: str, returns: bool, entries: list[tuple[int, int, int]]) -> list[Link]:
+        programs = self._programs
+        offsets = [offset for offset, _, _ in entries]
+        cookies = [cookie for _, cookie, _ in entries]
+        if returns and self.method == "session":
+            return [attach("session", programs.session_fd, path, offsets, cookies, pid, returns=True)]
+        method = "multi" if self.method == "session" else self.method
+        links = []
+        try:
+            if returns:
+                # Returns first: an entry seen without its return would leave the thread inside the call.
+                links.append(attach(method, programs.return_fd, path, offsets, cookies, pid, returns=True))
+            links.append(attach(method, programs.entry_fd, path, offsets, cookies, pid, returns=False))
+        except OSError:
+            for link in links:
+                link.close()
+            raise
+        return links
+
+    def shed(self, group: Group) -> None:
+        """Detach a group's sites of every process."""
+        for key in [key for key in self._links if key[1] == group]:
+            self._close(key)
+
+    def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
+        """Up to `limit` events, EVENT_DTYPE."""
+        return self._programs.events.read(limit)
+
+    def read_texts(self) -> NDArray[np.void]:
+        """All texts, TEXT_DTYPE. Read after the events: a text is always written before the event that names it."""
+        return self._programs.texts.read(MAX_READ)
+
+    def pending_events(self) -> int:
+        """Events in the ring."""
+        return self._programs.events.pending()
+
+    def counters(self) -> ProbeCounters:
+        """Running totals."""
+        return self._programs.counters()
+
+    def detach(self) -> None:
+        """Take every probe away; what is in the rings can still be read."""
+        for key in list(self._links):
+            self._close(key)
+        if self._tracepoints:
+            self._tracepoints.close()
+            self._tracepoints = None
+
+    def close(self) -> None:
+        """Detach and unload."""
+        self.detach()
+        self._programs.close()
+
+    def _close(self, key: tuple[int, Group]) -> None:
+        for link in self._links.pop(key):
+            link.close()
+
+
+_BREAKPOINT = 0xCC
+_CALL = 0xE8  # a 5-byte nop becomes a call once it has been hit
+
+
+def _armed(pid: int, sites: Sequence[ProbeSite]) -> NDArray[np.bool_]:
+    """Whether the target's text shows a breakpoint (or the call that replaced one) at each site."""
+    armed = np.zeros(len(sites), np.bool_)
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for index, site in enumerate(sites):
+                if not site.address:
+                    continue
+                try:
+                    memory.seek(site.address)
+                    byte = memory.read(1)
+                except OSError:
+                    continue
+                armed[index] = len(byte) == 1 and (
+                    byte[0] == _BREAKPOINT or (byte[0] == _CALL and site.site_class == SiteClass.NOP5)
+                )
+    except OSError:
+        pass
+    return armed

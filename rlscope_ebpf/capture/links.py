@@ -1,0 +1,196 @@
+"""Attaching a loaded BPF program to probe sites: uprobe sessions, uprobe multi-links and perf-event uprobes.
+
+A link lives as long as its descriptor: however the profiler ends, its probes go with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+_SYS_BPF = 321
+_SYS_PERF_EVENT_OPEN = 298
+_BPF_LINK_CREATE = 28
+_BPF_PERF_EVENT = 41
+_BPF_F_UPROBE_MULTI_RETURN = 1
+_PERF_EVENT_IOC_ENABLE = 0x2400
+_PERF_FLAG_FD_CLOEXEC = 8
+_UPROBE_PMU = Path("/sys/bus/event_source/devices/uprobe")
+
+ATTACH_TYPES: dict[str, int] = {"session": 57, "multi": 48, "perf": -1}
+"""`enum bpf_attach_type` by attach method: BPF_TRACE_UPROBE_SESSION, BPF_TRACE_UPROBE_MULTI; perf events need none."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _UprobeMulti(ctypes.Structure):
+    """`union bpf_attr` of BPF_LINK_CREATE for uprobe_multi (include/uapi/linux/bpf.h)."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32),
+        ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("attr_flags", ctypes.c_uint32),
+        ("path", ctypes.c_uint64),
+        ("offsets", ctypes.c_uint64),
+        ("ref_ctr_offsets", ctypes.c_uint64),
+        ("cookies", ctypes.c_uint64),
+        ("cnt", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("pid", ctypes.c_uint32),
+        ("path_fd", ctypes.c_uint32),
+    )
+
+
+class _PerfLink(ctypes.Structure):
+    """The same for a perf event with a cookie."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32),
+        ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("attr_flags", ctypes.c_uint32),
+        ("bpf_cookie", ctypes.c_uint64),
+    )
+
+
+class _PerfAttr(ctypes.Structure):
+    """The first fields of `struct perf_event_attr`; the rest stays zero."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("config", ctypes.c_uint64),
+        ("sample_period", ctypes.c_uint64),
+        ("sample_type", ctypes.c_uint64),
+        ("read_format", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+        ("wakeup_events", ctypes.c_uint32),
+        ("bp_type", ctypes.c_uint32),
+        ("config1", ctypes.c_uint64),
+        ("config2", ctypes.c_uint64),
+        ("rest", ctypes.c_uint64 * 6),
+    )
+
+
+@dataclass(slots=True)
+class Link:
+    """Attached probes; closing detaches them."""
+
+    fds: list[int]
+
+    def close(self) -> None:
+        """Detach."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+def attach(
+    method: str, prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], pid: int, *, returns: bool
+) -> Link:
+    """Attach a program to file offsets of `path` in process `pid`.
+
+    `returns` asks for the functions' returns: of a session it is implied, a multi-link then sees only returns. Raises
+    OSError with the kernel's errno.
+    """
+    if method == "perf":
+        return _attach_perf(prog_fd, path, offsets, cookies, returns)
+    return Link([_attach_multi(method, prog_fd, path, offsets, cookies, pid, returns)])
+
+
+def _attach_multi(
+    method: str, prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], pid: int, returns: bool
+) -> int:
+    count = len(offsets)
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    offset_array = (ctypes.c_uint64 * count)(*offsets)
+    cookie_array = (ctypes.c_uint64 * count)(*cookies)
+    attr = _UprobeMulti(
+        prog_fd=prog_fd,
+        attach_type=ATTACH_TYPES[method],
+        path=ctypes.addressof(name),
+        offsets=ctypes.addressof(offset_array),
+        cookies=ctypes.addressof(cookie_array),
+        cnt=count,
+        flags=_BPF_F_UPROBE_MULTI_RETURN if returns and method == "multi" else 0,
+        pid=pid,
+    )
+    return _bpf(_BPF_LINK_CREATE, attr)
+
+
+def _attach_perf(
+    prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], returns: bool
+) -> Link:
+    # A perf event of one task would follow only its first thread, so these probes see every process that maps the file;
+    # the BPF programs let only targets through.
+    kind, return_bit = _uprobe_pmu()
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    link = Link([])
+    try:
+        for offset, cookie in zip(offsets, cookies, strict=True):
+            config = 1 << return_bit if returns else 0
+            link.fds.extend(
+                attach_perf_event(prog_fd, kind, config, cookie, config1=ctypes.addressof(name), config2=offset)
+            )
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def attach_perf_event(
+    prog_fd: int, kind: int, config: int, cookie: int, *, config1: int = 0, config2: int = 0
+) -> tuple[int, int]:
+    """Open a perf event that sees every process and attach a program to it: descriptors of event and link.
+
+    One CPU is enough: for uprobes and tracepoints the kernel runs the program wherever the event happens. Raises OSError.
+    """
+    attr = _PerfAttr(
+        type=kind,
+        size=ctypes.sizeof(_PerfAttr),
+        config=config,
+        sample_period=1,
+        wakeup_events=1,
+        config1=config1,
+        config2=config2,
+    )
+    ctypes.set_errno(0)
+    event: int = _libc.syscall(_SYS_PERF_EVENT_OPEN, ctypes.byref(attr), -1, 0, -1, _PERF_FLAG_FD_CLOEXEC)
+    if event < 0:
+        raise _last_error()
+    try:
+        link = _bpf(
+            _BPF_LINK_CREATE,
+            _PerfLink(prog_fd=prog_fd, target_fd=event, attach_type=_BPF_PERF_EVENT, bpf_cookie=cookie),
+        )
+    except OSError:
+        os.close(event)
+        raise
+    _libc.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
+    return event, link
+
+
+@lru_cache(maxsize=1)
+def _uprobe_pmu() -> tuple[int, int]:
+    """Type number of the uprobe PMU and the config bit that asks for returns."""
+    kind = int((_UPROBE_PMU / "type").read_text())
+    return kind, int((_UPROBE_PMU / "format" / "retprobe").read_text().strip().removeprefix("config:"))
+
+
+def _bpf(command: int, attr: ctypes.Structure) -> int:
+    ctypes.set_errno(0)
+    fd: int = _libc.syscall(_SYS_BPF, command, ctypes.byref(attr), ctypes.sizeof(attr))
+    if fd < 0:
+        raise _last_error()
+    return fd
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno() or errno.EINVAL
+    return OSError(number, os.strerror(number))
