@@ -1,0 +1,122 @@
+"""The options that `attach` and `run` share: defined once, read once into `CaptureOptions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlscope_ebpf.session.options import (
+    ATTACH_METHODS,
+    DEFAULT_MAX_OVERHEAD,
+    GPU_MODES,
+    CaptureOptions,
+    parse_duration,
+    parse_library,
+    parse_marker,
+    parse_max_overhead,
+)
+
+# In the order in which --help lists them.
+_CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        metavar="TRACE",
+        help="Trace file.  [default: rlscope-<name>-<pid>-<time>.rlscope in the working folder]",
+    ),
+    click.option("--force", is_flag=True, help="Overwrite the trace if it exists."),
+    click.option("--no-trace", is_flag=True, help="Write no trace."),
+    click.option("--duration", type=float, metavar="SEC", help="Detach after so long; the target runs on."),
+    click.option("--no-tui", is_flag=True, help="No terminal UI, even on a terminal."),
+    click.option(
+        "--library",
+        "libraries",
+        multiple=True,
+        metavar="CATEGORY=PATTERN",
+        help="Calls into shared objects whose path matches this glob belong to this category (backend or simulator). "
+        "Repeatable; adds to the built-in catalogue.",
+    ),
+    click.option(
+        "--marker",
+        "markers",
+        multiple=True,
+        metavar="NAME=LIB:SYMBOL",
+        help="Each call of this native function is an operation called NAME. Repeatable.",
+    ),
+    click.option(
+        "--gpu",
+        type=click.Choice(GPU_MODES),
+        default="auto",
+        show_default=True,
+        help="Where GPU times come from; auto: from CUPTI if its helper can be loaded.",
+    ),
+    click.option(
+        "--attach-method",
+        type=click.Choice(ATTACH_METHODS),
+        default="auto",
+        show_default=True,
+        help="Which uprobe mechanism of the kernel; auto: the best one.",
+    ),
+    click.option(
+        "--follow/--no-follow",
+        default=True,
+        show_default=True,
+        help="Also profile children. This version does not follow them yet: name each process with --pid.",
+    ),
+    click.option(
+        "--max-overhead",
+        type=float,
+        default=DEFAULT_MAX_OVERHEAD,
+        show_default=True,
+        metavar="PCT",
+        help="Overhead budget, in percent of the target's time; 0: no limit.",
+    ),
+)
+
+
+def capture_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: gives a verb every option of a capture."""
+    for option in reversed(_CAPTURE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def read_capture_options(
+    *,
+    output: Path | None,
+    force: bool,
+    no_trace: bool,
+    duration: float | None,
+    no_tui: bool,
+    libraries: tuple[str, ...],
+    markers: tuple[str, ...],
+    gpu: Any,
+    attach_method: Any,
+    follow: bool,
+    max_overhead: float,
+) -> CaptureOptions:
+    """Check what was given and make one value of it, without any pids yet.
+
+    Raises:
+        click.UsageError: options exclude each other.
+        UsageError: a value cannot be read.
+    """
+    if no_trace and output is not None:
+        raise click.UsageError("--output and --no-trace exclude each other.")
+    return CaptureOptions(
+        output=output,
+        duration_s=parse_duration(duration),
+        tui=not no_tui,
+        libraries=tuple(parse_library(text) for text in libraries),
+        markers=tuple(parse_marker(text) for text in markers),
+        gpu=gpu,
+        attach_method=attach_method,
+        follow=follow,
+        max_overhead=parse_max_overhead(max_overhead),
+        force=force,
+        write_trace=not no_trace,
+    )
