@@ -1,0 +1,96 @@
+"""Definitions for what a damaged trace uses but no longer defines, so that readers find every id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.model.tables import (
+    Definition,
+    MarkKind,
+    PathInfo,
+    ProbeInfo,
+    ProcessInfo,
+    StringInfo,
+    ThreadInfo,
+)
+from rlscope_ebpf.trace.definitions import UNKNOWN
+
+REFERENCES = {"thread": "thread", "path": "path", "phase": "string", "name": "string", "site": "probe"}
+"""Column of any table → kind of definition that its values are ids of. 0 means none, except for threads."""
+
+
+def collect_ids(rows: NDArray[np.void], used: dict[str, set[int]]) -> None:
+    """Add to `used`, by kind, the ids that rows of any table refer to."""
+    names = rows.dtype.names or ()
+    for column, kind in REFERENCES.items():
+        if column in names:
+            used[kind].update(np.unique(rows[column]).tolist())
+    if "kind" in names and "a" in names:
+        named = rows[(rows["kind"] == MarkKind.PHASE) | (rows["kind"] == MarkKind.METADATA)]
+        used["string"].update(np.unique(named["a"]).tolist())
+        used["string"].update(np.unique(named["b"][named["kind"] == MarkKind.METADATA]).tolist())
+
+
+def lost_definitions(
+    used: dict[str, set[int]],
+    processes: Mapping[int, ProcessInfo],
+    threads: Mapping[int, ThreadInfo],
+    strings: Mapping[int, StringInfo],
+    paths: Mapping[int, PathInfo],
+    probes: Mapping[int, ProbeInfo],
+    start_ns: int,
+) -> list[Definition]:
+    """What is missing, named "(unknown)", in an order that defines everything before its use."""
+    parents = {path.parent for path in paths.values()}
+    lost_paths = (used["path"] | parents) - paths.keys() - {0}
+    lost_strings = (used["string"] | {path.name for path in paths.values()}) - strings.keys() - {0}
+    unnamed = 0
+    if lost_paths:
+        unnamed = max((*strings, *lost_strings), default=0) + 1
+        lost_strings.add(unnamed)
+    lost_threads = used["thread"] - threads.keys()
+    pids = {thread.pid for thread in threads.values()} | ({0} if lost_threads else set())
+    lost: list[Definition] = [
+        ProcessInfo(pid=pid, ppid=None, name=UNKNOWN, command=(), start_ns=start_ns)
+        for pid in sorted(pids - processes.keys())
+    ]
+    lost += [ThreadInfo(id=number, pid=0, tid=0, name=UNKNOWN) for number in sorted(lost_threads)]
+    lost += [StringInfo(id=number, text=UNKNOWN) for number in sorted(lost_strings)]
+    lost += [PathInfo(id=number, parent=0, name=unnamed) for number in sorted(lost_paths)]
+    lost += [
+        ProbeInfo(
+            id=number,
+            group=UNKNOWN,
+            category=Category.OTHER,
+            library=UNKNOWN,
+            symbol=UNKNOWN,
+            offset=0,
+            site_class=UNKNOWN,
+            method=UNKNOWN,
+            armed=False,
+        )
+        for number in sorted(used["probe"] - probes.keys() - {0})
+    ]
+    return lost
+
+
+def circular_paths(paths: Mapping[int, PathInfo]) -> set[int]:
+    """Paths that are their own ancestors: no session makes them, but a reader would never come out of them."""
+    sound: set[int] = {0}
+    circular: set[int] = set()
+    for start in paths:
+        chain: list[int] = []
+        seen: set[int] = set()
+        current = start
+        while current not in sound and current not in seen and current in paths:
+            chain.append(current)
+            seen.add(current)
+            current = paths[current].parent
+        if current in seen:
+            circular.add(current)
+        sound.update(chain)
+    return circular
