@@ -1,0 +1,52 @@
+"""Where the files that are no Python lie: in a checkout (also installed in editable mode) and in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlscope_ebpf.errors import UnsupportedError
+
+PACKAGE = Path(__file__).resolve().parent
+"""The folder of `rlscope_ebpf`."""
+
+MARKER_LIBRARY = "librlscope_markers.so"
+"""File name (and soname) of the marker library."""
+
+
+def probes_dir() -> Path:
+    """Folder of the BPF sources: it holds `abi.h`, `*.bpf.c` and `include/`.
+
+    Raises `UnsupportedError` if the installation lacks it.
+    """
+    return _first_with("abi.h", PACKAGE.parent / "probes", PACKAGE / "_probes")
+
+
+def include_dir() -> Path:
+    """Folder of `rlscope_markers.h`, for programs that link with the marker library.
+
+    Raises `UnsupportedError` if the installation lacks it.
+    """
+    return _first_with("rlscope_markers.h", PACKAGE.parent / "userspace", PACKAGE / "_include")
+
+
+def userspace_dir() -> Path:
+    """Folder of what was compiled from `userspace/`: the shared objects that are loaded into targets.
+
+    Raises `UnsupportedError` if they have not been built.
+    """
+    return _first_with(MARKER_LIBRARY, PACKAGE)
+
+
+def marker_library() -> Path:
+    """`librlscope_markers.so`. Raises `UnsupportedError` if it has not been built."""
+    return userspace_dir() / MARKER_LIBRARY
+
+
+def _first_with(name: str, *folders: Path) -> Path:
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder
+    raise UnsupportedError(
+        f"This installation of rlscope-ebpf lacks {name} (looked in {', '.join(map(str, folders))}).",
+        "Install it again with `pip install .` (in a checkout: `make setup`), which compiles and packs it.",
+    )
