@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NoReturn, final
@@ -241,10 +242,8 @@ def _run_to_entry(child: LaunchedCommand) -> None:
         return
     deliver = 0
     while True:
-        try:
+        with suppress(ProcessLookupError):  # killed meanwhile: the wait below says so
             _ptrace(PTRACE_CONT, pid, 0, deliver)
-        except ProcessLookupError:
-            pass  # killed meanwhile: the wait below says so
         _, raw = os.waitpid(pid, 0)
         if not os.WIFSTOPPED(raw):
             child.stopped = False

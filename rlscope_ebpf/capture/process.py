@@ -109,18 +109,12 @@ def inspect(pid: int) -> TargetProcess:
 
 def list_threads(pid: int) -> tuple[TargetThread, ...]:
     """Every thread of a process, in order of thread id; () once it is gone."""
-    found = []
     try:
-        for tid in sorted(int(entry) for entry in os.listdir(f"/proc/{pid}/task")):
-            try:
-                found.append(
-                    TargetThread(tid, Path(f"/proc/{pid}/task/{tid}/comm").read_text(errors="replace").strip())
-                )
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # ended meanwhile
+        tids = sorted(int(entry) for entry in os.listdir(f"/proc/{pid}/task"))
     except (FileNotFoundError, ProcessLookupError):
         return ()
-    return tuple(found)
+    names = ((tid, _read_if_there(f"/proc/{pid}/task/{tid}/comm")) for tid in tids)
+    return tuple(TargetThread(tid, name.strip()) for tid, name in names if name is not None)
 
 
 def is_alive(target: TargetProcess) -> bool:
@@ -194,7 +188,7 @@ def not_permitted(pid: int) -> NotPermittedError:
         return NotPermittedError(problem, "Run the profiler as root, for example with sudo.")
     return NotPermittedError(
         problem,
-        "The capability CAP_SYS_PTRACE is missing: give it to this container (--cap-add SYS_PTRACE) or run on the host.",
+        "CAP_SYS_PTRACE is missing: give it to this container (--cap-add SYS_PTRACE), or run on the host.",
     )
 
 
@@ -315,15 +309,17 @@ def _mapped_files(pid: int) -> list[str]:
 
 def _strictest_seccomp(pid: int) -> int:
     """A filter belongs to a thread, and a return probe may fire on any of them."""
-    strictest = 0
-    for entry in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{entry}/status", errors="replace") as file:
-                mode = next((int(line.split()[1]) for line in file if line.startswith("Seccomp:")), 0)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        strictest = max(strictest, mode)
-    return strictest
+    texts = (_read_if_there(f"/proc/{pid}/task/{entry}/status") for entry in os.listdir(f"/proc/{pid}/task"))
+    modes = (re.search(r"^Seccomp:\s*(\d+)", text, re.MULTILINE) for text in texts if text is not None)
+    return max((int(mode.group(1)) for mode in modes if mode), default=0)
+
+
+def _read_if_there(path: str) -> str | None:
+    """Text of a file of a thread, or None if it has ended meanwhile."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _seccomp_sees_return_probes(version: tuple[int, ...]) -> bool:

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _raise_if_debugging(context)
         _say(error.problem, error.remedy)
         return error.status
-    except Exception as error:  # noqa: BLE001  the one boundary
+    except Exception as error:  # the one boundary
         _raise_if_debugging(context)
         _say(
             f"Something unexpected went wrong ({type(error).__name__}: {error}).", "Run again with --debug for details."

@@ -1,10 +1,8 @@
-"""What a capture is asked to do: the options of `attach` and `run`, read and checked once, then carried around whole."""
+"""What a capture is asked to do: the options of `attach` and `run`, read and checked once."""
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlscope_ebpf.errors import NotPermittedError, ProfilerError, UsageError
+from rlscope_ebpf.errors import UsageError
 from rlscope_ebpf.model.categories import Category
 
 GpuMode = Literal["auto", "cupti", "off"]
@@ -182,36 +180,3 @@ def default_trace_path(process_name: str, pid: int, now: time.struct_time | None
     name = re.sub(r"[^A-Za-z0-9._+-]+", "_", process_name).strip("._") or "process"
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
     return Path(f"rlscope-{name[:48]}-{pid}-{stamp}{TRACE_SUFFIX}")
-
-
-def check_output(path: Path, force: bool) -> None:
-    """Refuse a trace path that cannot be written, before anything is attached.
-
-    Raises:
-        UsageError: it is a folder, exists already (without `force`), or its folder does not exist.
-        NotPermittedError: its folder or the existing file may not be written.
-        ProfilerError: the file system is mounted read-only or cannot be looked at.
-    """
-    try:
-        if path.is_dir():
-            raise UsageError(f"The trace {path} is a folder.", f"Give a file name: {path / ('trace' + TRACE_SUFFIX)}.")
-        exists = path.exists()
-        if exists and not force:
-            raise UsageError(f"The trace {path} exists already.", "Choose another name, or overwrite it with --force.")
-        folder = path.parent
-        if not folder.is_dir():
-            raise UsageError(f"The folder of the trace, {folder}, does not exist.", "Make it, or choose another.")
-    except OSError as error:
-        if error.errno == errno.EACCES:
-            raise _not_writable(path) from error
-        raise ProfilerError(f"The trace {path} cannot be written: {error.strerror}.", "Choose another path.") from error
-    place = path if exists else folder
-    if os.access(place, os.W_OK):
-        return
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        raise ProfilerError(f"The trace {path} would be on a read-only file system.", "Choose another path with -o.")
-    raise _not_writable(path)
-
-
-def _not_writable(path: Path) -> NotPermittedError:
-    return NotPermittedError(f"The trace {path} may not be written by this user.", "Choose another path with -o.")

