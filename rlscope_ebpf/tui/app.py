@@ -1,0 +1,508 @@
+"""The screen of a live session, or of a trace that is replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Horizontal, Vertical
+from textual.message import Message
+from textual.theme import BUILTIN_THEMES
+from textual.timer import Timer
+from textual.widget import Widget
+from textual.widgets import Footer, Input
+
+from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.tui import texts
+from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, cycle, operation_table
+from rlscope_ebpf.tui.help import TextScreen, help_lines, message_lines
+from rlscope_ebpf.tui.panels import CallsPanel, OperationsPanel, ProcessesPanel, TransitionsPanel
+from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
+from rlscope_ebpf.tui.spans import Line, plain
+from rlscope_ebpf.tui.table import Lines, Table
+
+REFRESH_S = 0.5
+REPLAY_REFRESH_S = 0.1
+CLOSE_AFTER_S = 1.5
+"""How long the final figures stay when the screen closes by itself."""
+
+SEEK_STEP = 0.02
+SPEED_LIMITS = (0.25, 64.0)
+DASHBOARD_SIZE = (120, 36)
+"""From this many columns and rows on all panels are shown at once."""
+
+PANELS = ("operations", "transitions", "calls", "processes")
+PANEL_TITLES = ("Operations", "Transitions", "CUDA calls", "Processes")
+THEMES: tuple[str, ...] = tuple(BUILTIN_THEMES)
+
+
+class SnapshotReady(Message):
+    """New figures. A newer message replaces one that was not handled yet."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        """Only the latest figures matter."""
+        return isinstance(message, SnapshotReady)
+
+
+class SourceFailed(Message):
+    """The source raised an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class TabStrip(Lines):
+    """The panels' names; a click shows a panel."""
+
+    class Clicked(Message):
+        """A name was clicked."""
+
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+    def on_click(self, event: events.Click) -> None:
+        """Which name is under the pointer."""
+        edge = self._margin
+        for index in range(len(PANEL_TITLES)):
+            edge += len(plain(texts.tabs(PANEL_TITLES[index : index + 1], 0))) + 1
+            if event.x < edge:
+                self.post_message(self.Clicked(index))
+                return
+
+
+class ProfilerApp(App[None]):
+    """Shows the snapshots of a source until the user quits.
+
+    `run()` returns then; if the source failed, `failure` holds its error. The source's `snapshot()` is called from a
+    worker thread, at most one at a time.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+
+    CSS = """
+    Screen { layout: vertical; background: $background; }
+    Lines { background: $background; }
+    #panels { height: 1fr; }
+    #lower { height: 2fr; }
+    #operations { height: 3fr; }
+    #right { width: 1fr; height: 1fr; }
+    #calls { height: 2fr; }
+    #processes { height: 1fr; min-height: 6; }
+    .dashboard Table { border: round $foreground 25%; border-title-color: $foreground 70%; padding: 0; }
+    .dashboard Table:focus { border: round $accent; border-title-color: $accent; }
+    .single #lower, .single #operations, .single #calls, .single #processes { height: 1fr; }
+    #filter { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
+    #filter.open { display: block; }
+    Footer { background: $background; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit", id="quit", tooltip="Leave; the profiler detaches, the process runs on."),
+        Binding("ctrl+c", "quit", "Quit", id="interrupt", show=False, priority=True, tooltip="Leave, like q."),
+        Binding("question_mark", "help", "Help", id="help", key_display="?", tooltip="Keys and words."),
+        Binding("space", "pause", "Pause", id="pause", tooltip="Freeze the figures; profiling goes on."),
+        Binding("tab", "panel(1)", "Panel", id="panel.next", priority=True, tooltip="Next panel."),
+        Binding(
+            "shift+tab", "panel(-1)", "Previous panel", id="panel.previous", show=False, priority=True,
+            tooltip="Previous panel.",
+        ),
+        Binding("s", "sort", "Sort", id="sort", tooltip="Order by wall time, count, mean or name."),
+        Binding("r", "reverse", "Reverse", id="reverse", tooltip="Turn the order round."),
+        Binding("slash", "filter", "Filter", id="filter", key_display="/", tooltip="Only operations whose name has it."),
+        Binding("p", "phase", "Phase", id="phase", tooltip="All phases, then each phase."),
+        Binding("P", "process", "Process", id="process", tooltip="All processes, then each process."),
+        Binding("u", "unit", "%/time", id="unit", tooltip="Parts as percentages or as times."),
+        Binding("c", "corrected", "Corrected", id="corrected", tooltip="With or without the probes' estimated cost."),
+        Binding("i", "inclusive", "Nested", id="inclusive", tooltip="Operations alone, or with those nested in them."),
+        Binding("b", "bars", "Bars", id="bars", tooltip="Bars as long as their time, or all in full length."),
+        Binding("z", "zoom", "Zoom", id="zoom", tooltip="All panels at once, or one (on a large screen)."),
+        Binding("e", "messages", "Messages", id="messages", tooltip="All notices, losses and counters."),
+        Binding("t", "theme", "Theme", id="theme", tooltip="Next colour theme."),
+        Binding("T", "theme(-1)", "Previous theme", id="theme.previous", show=False, tooltip="Previous colour theme."),
+        Binding("escape", "clear", "Clear", id="clear", show=False, tooltip="Clear the filter."),
+        Binding("left", "seek(-1)", "Back", id="replay.back", show=False, tooltip="2 % back."),
+        Binding("right", "seek(1)", "Forward", id="replay.forward", show=False, tooltip="2 % forward."),
+        Binding("shift+left", "seek(-5)", "Far back", id="replay.far_back", show=False, tooltip="10 % back."),
+        Binding("shift+right", "seek(5)", "Far forward", id="replay.far_forward", show=False, tooltip="10 % forward."),
+        Binding("home", "jump(0)", "Start", id="replay.start", show=False, tooltip="Play from the start."),
+        Binding("end", "jump(1)", "End", id="replay.end", show=False, tooltip="The whole trace."),
+        *(
+            Binding(str(n), f"speed({n})", f"{n}x", id=f"replay.speed_{n}", show=False, tooltip=f"{n} times as fast.")
+            for n in range(1, 10)
+        ),
+        Binding("plus,equals_sign", "faster(2)", "Faster", id="replay.faster", show=False, key_display="+",
+                tooltip="Twice as fast."),
+        Binding("minus", "faster(0.5)", "Slower", id="replay.slower", show=False, key_display="-",
+                tooltip="Half as fast."),
+    ]  # fmt: skip
+
+    _REPLAY_ACTIONS = frozenset({"seek", "jump", "speed", "faster"})
+    _CLOSED_TO_MODALS = frozenset({"panel"})
+
+    def __init__(
+        self,
+        source: SnapshotSource,
+        *,
+        title: str = "rlscope-ebpf",
+        exit_when_finished: bool = False,
+        refresh_s: float = REFRESH_S,
+        theme: str = "textual-dark",
+    ) -> None:
+        super().__init__()
+        self.title = title
+        self.theme = theme
+        self.failure: Exception | None = None
+        self.view = View()
+        self._source = source
+        self._replay = source if isinstance(source, ReplaySource) else None
+        self._exit_when_finished = exit_when_finished
+        self._refresh_s = refresh_s
+        self._latest: Snapshot | None = None
+        self._frozen: Snapshot | None = None
+        self._table: OperationTable | None = None
+        self._active = 0
+        self._zoomed = False
+        self._in_flight = False
+        self._closing: Timer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # What is shown
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The figures on the screen."""
+        return self._frozen or self._latest
+
+    @property
+    def paused(self) -> bool:
+        """Whether the figures are frozen."""
+        return self._frozen is not None
+
+    @property
+    def active_panel(self) -> str:
+        """Id of the panel that has the focus."""
+        return PANELS[self._active]
+
+    @property
+    def dashboard(self) -> bool:
+        """Whether all panels are shown at once."""
+        return not self._zoomed and self.size.width >= DASHBOARD_SIZE[0] and self.size.height >= DASHBOARD_SIZE[1]
+
+    def compose(self) -> ComposeResult:
+        """Header, panels, lines below them, footer."""
+        yield Lines(self._header_lines, id="header")
+        yield TabStrip(lambda width: [texts.tabs(PANEL_TITLES, self._active)], id="tabs", margin=0)
+        yield Lines(lambda width: texts.legend(self._table, self.view, width), id="legend")
+        with Container(id="panels"):
+            yield OperationsPanel(PANEL_TITLES[0], id="operations")
+            yield Lines(self._detail_lines, id="details")
+            with Horizontal(id="lower"):
+                yield TransitionsPanel(PANEL_TITLES[1], id="transitions")
+                with Vertical(id="right"):
+                    yield CallsPanel(PANEL_TITLES[2], id="calls")
+                    yield ProcessesPanel(PANEL_TITLES[3], id="processes")
+        yield Lines(self._notice_lines, id="notice")
+        yield Lines(lambda width: texts.choices(self.snapshot, self.view, width), id="choices")
+        yield Lines(self._replay_lines, id="replay")
+        yield Input(placeholder="part of an operation's name", id="filter", compact=True)
+        yield Footer(show_command_palette=False)
+
+    def _header_lines(self, width: int) -> list[Line]:
+        lines = texts.header(
+            self.snapshot, self.view, self.title, width, paused=self.paused, replay=self._replay_state()
+        )
+        return lines if self.size.height >= 20 else lines[:1] + lines[2:]
+
+    def _detail_lines(self, width: int) -> list[Line]:
+        return texts.details(self._selected_operation(), width)
+
+    def _notice_lines(self, width: int) -> list[Line]:
+        closing = self._closing is not None
+        return texts.notice(self.snapshot, width, closing=closing) if self._replay is None else []
+
+    def _replay_lines(self, width: int) -> list[Line]:
+        state = self._replay_state()
+        return texts.replay_bar(state, width) if state else []
+
+    def _replay_state(self) -> ReplayState | None:
+        return self._replay.state() if self._replay else None
+
+    def _selected_operation(self) -> OperationLine | None:
+        chosen = self.query_one("#operations", OperationsPanel).selected
+        lines = self._table.lines if self._table else ()
+        return next((line for line in lines if line.path == chosen), None)
+
+    def update(self) -> None:
+        """Draw the figures again."""
+        snapshot = self.snapshot
+        operations = self.query_one("#operations", OperationsPanel)
+        if snapshot is None:
+            operations.fill(OperationTable(), self.view, texts.hint(None, None, self.view))
+        else:
+            self._table = operation_table(snapshot, self.view)
+            operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view))
+            self.query_one("#transitions", TransitionsPanel).fill(snapshot, self.view)
+            self.query_one("#calls", CallsPanel).fill(snapshot, self.view)
+            self.query_one("#processes", ProcessesPanel).fill(snapshot, self.view)
+        for lines in self.screen_stack[0].query(Lines):
+            lines.update()
+
+    def _arrange(self) -> None:
+        """Show the panels that fit."""
+        dashboard = self.dashboard
+        container = self.query_one("#panels")
+        container.set_class(dashboard, "dashboard")
+        container.set_class(not dashboard, "single")
+        shown = set(PANELS) if dashboard else {self.active_panel}
+        for name in PANELS:
+            self.query_one(f"#{name}").display = name in shown
+        self.query_one("#right").display = bool(shown & {"calls", "processes"})
+        self.query_one("#lower").display = bool(shown - {"operations"})
+        self.query_one("#tabs").display = not dashboard
+        for name in ("legend", "details"):
+            self.query_one(f"#{name}").display = "operations" in shown
+        if not self._filter_input.has_focus:
+            self.query_one(f"#{self.active_panel}", Table).focus()
+        self.update()
+
+    # Life
+
+    def on_mount(self) -> None:
+        """Begin to ask for figures."""
+        self._loop = asyncio.get_running_loop()
+        self._arrange()
+        self._fetch()
+        self.set_interval(REPLAY_REFRESH_S if self._replay else self._refresh_s, self._fetch)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Another size may take another arrangement."""
+        self.call_after_refresh(self._arrange)
+
+    def stop(self) -> None:
+        """Leave soon, as if the user quit. From any thread, also from a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.exit)
+
+    def _fetch(self) -> None:
+        if self._in_flight:
+            return
+        self._in_flight = True
+        self.run_worker(self._ask, thread=True, group="snapshot", exit_on_error=False)
+
+    def _ask(self) -> None:
+        """In a worker thread."""
+        try:
+            snapshot = self._source.snapshot()
+        except Exception as error:  # whatever it is, the terminal must come back before it is shown
+            self.post_message(SourceFailed(error))
+        else:
+            self.post_message(SnapshotReady(snapshot))
+
+    def on_snapshot_ready(self, message: SnapshotReady) -> None:
+        """Show it, unless the figures are frozen."""
+        self._in_flight = False
+        self._latest = message.snapshot
+        if message.snapshot.finished and self._exit_when_finished and self._closing is None and not self._replay:
+            self._closing = self.set_timer(CLOSE_AFTER_S, self.exit)
+        if not self.paused:
+            self.update()
+
+    def on_source_failed(self, message: SourceFailed) -> None:
+        """Leave; the caller reports the error."""
+        self.failure = message.error
+        self.exit()
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Replay keys exist only for a replay, and dialogs keep their own keys."""
+        if action in self._REPLAY_ACTIONS:
+            return self._replay is not None
+        if action in self._CLOSED_TO_MODALS:
+            return len(self.screen_stack) == 1
+        return True
+
+    def _look(self, view: View) -> None:
+        self.view = view
+        self.update()
+
+    def action_pause(self) -> None:
+        """Freeze the figures, or let them go on; in a replay, stop and go."""
+        if self._replay:
+            if self._replay.state().playing:
+                self._replay.pause()
+            else:
+                self._replay.play()
+        else:
+            self._frozen = None if self.paused else self._latest
+        self.update()
+
+    def action_panel(self, step: int) -> None:
+        """Another panel."""
+        self._show_panel((self._active + step) % len(PANELS))
+
+    def _show_panel(self, index: int) -> None:
+        self._active = index
+        self.query_one(f"#{self.active_panel}").display = True
+        self.query_one(f"#{self.active_panel}", Table).focus()
+        self._arrange()
+
+    def action_zoom(self) -> None:
+        """One panel or all."""
+        self._zoomed = not self._zoomed
+        self._arrange()
+
+    def action_sort(self) -> None:
+        """Next order."""
+        self._look(replace(self.view, sort=self.view.sort.next))
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        self._look(replace(self.view, reverse=not self.view.reverse))
+
+    def action_phase(self) -> None:
+        """Next phase."""
+        phases: Sequence[str] = self.snapshot.phases if self.snapshot else ()
+        self._look(replace(self.view, phase=cycle(phases, self.view.phase)))
+
+    def action_process(self) -> None:
+        """Next process."""
+        pids = [process.pid for process in self.snapshot.processes] if self.snapshot else []
+        self._look(replace(self.view, pid=cycle(pids, self.view.pid)))
+
+    def action_unit(self) -> None:
+        """Percentages or times."""
+        self._look(replace(self.view, times=not self.view.times))
+
+    def action_corrected(self) -> None:
+        """Raw or corrected figures."""
+        if self.snapshot:
+            self._look(replace(self.view, corrected=not self.view.shows_corrected(self.snapshot)))
+
+    def action_inclusive(self) -> None:
+        """Self time, or with nested operations."""
+        self._look(replace(self.view, inclusive=not self.view.inclusive))
+
+    def action_bars(self) -> None:
+        """Bars in proportion or in full length."""
+        self._look(replace(self.view, full_bars=not self.view.full_bars))
+
+    def action_theme(self, step: int = 1) -> None:
+        """Another theme."""
+        self.theme = THEMES[(THEMES.index(self.theme) + step) % len(THEMES)]
+
+    def action_help(self) -> None:
+        """Keys and words."""
+        self.push_screen(TextScreen("Help", help_lines(self._keys())))
+
+    def action_messages(self) -> None:
+        """Notices, losses, counters."""
+        self.push_screen(TextScreen("Messages", message_lines(self.snapshot)))
+
+    def _keys(self) -> dict[str, list[tuple[str, str]]]:
+        groups: dict[str, list[tuple[str, str]]] = {"Keys": []}
+        if self._replay:
+            groups["Replay"] = []
+        for binding in (*self.BINDINGS, *Table.BINDINGS):
+            if not isinstance(binding, Binding) or binding.id is None or binding.id.startswith("replay.speed_"):
+                continue
+            replay = binding.id.startswith("replay.")
+            if replay and not self._replay:
+                continue
+            key = binding.key_display or " ".join(binding.key.split(","))
+            groups["Replay" if replay else "Keys"].append((key, binding.tooltip))
+        if self._replay:
+            groups["Replay"].append(("1 … 9", "That many times as fast."))
+        return groups
+
+    # Filter
+
+    @property
+    def _filter_input(self) -> Input:
+        return self.query_one("#filter", Input)
+
+    def action_filter(self) -> None:
+        """Type a part of a name."""
+        self._filter_input.add_class("open")
+        self._filter_input.focus()
+
+    def action_clear(self) -> None:
+        """No filter."""
+        self._filter_input.value = ""
+        self._close_filter()
+        self._look(replace(self.view, filter=""))
+
+    def _close_filter(self) -> None:
+        self._filter_input.remove_class("open")
+        self.query_one(f"#{self.active_panel}", Table).focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Every letter counts."""
+        self._look(replace(self.view, filter=event.value.strip()))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keep the filter, back to the rows."""
+        self._close_filter()
+
+    # Tables and tabs
+
+    def on_table_selected(self, message: Table.Selected) -> None:
+        """Details follow the selection."""
+        self.query_one("#details", Lines).update()
+
+    def on_table_chosen(self, message: Table.Chosen) -> None:
+        """A chosen process is shown alone; chosen again, all are."""
+        pid = message.table.selected
+        if message.table.id == "processes" and isinstance(pid, int):
+            self._look(replace(self.view, pid=None if self.view.pid == pid else pid))
+
+    def on_tab_strip_clicked(self, message: TabStrip.Clicked) -> None:
+        """Show that panel."""
+        self._show_panel(message.index)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        """A click may give the focus to another panel."""
+        widget: Widget = event.widget
+        if widget.id in PANELS and widget.id != self.active_panel:
+            self._active = PANELS.index(widget.id)
+            self.update()
+
+    # Replay
+
+    def action_seek(self, steps: int) -> None:
+        """Forward or back."""
+        if self._replay:
+            self._replay.seek(max(0.0, min(1.0, self._replay.state().fraction + steps * SEEK_STEP)))
+            self.update()
+
+    def action_jump(self, place: int) -> None:
+        """To the start (and play) or to the end."""
+        if self._replay:
+            self._replay.seek(float(place))
+            if place == 0:
+                self._replay.play()
+            self.update()
+
+    def action_speed(self, factor: float) -> None:
+        """Seconds of the trace per second."""
+        if self._replay:
+            self._replay.speed(factor)
+            self.update()
+
+    def action_faster(self, factor: float) -> None:
+        """Faster or slower."""
+        if self._replay:
+            slowest, fastest = SPEED_LIMITS
+            self._replay.speed(max(slowest, min(fastest, self._replay.state().speed * factor)))
+            self.update()

@@ -1,0 +1,304 @@
+"""What the screens show: a snapshot plus the reader's choices (sort, filter, …) in, plain rows out. Nothing is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeVar
+
+from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.categories import UNTRACKED, Category, ThreadState
+
+
+class SortKey(Enum):
+    """What rows are ordered by."""
+
+    WALL = "wall time"
+    COUNT = "count"
+    MEAN = "mean"
+    NAME = "name"
+
+    @property
+    def next(self) -> SortKey:
+        """The one after it, in a circle."""
+        keys = list(SortKey)
+        return keys[(keys.index(self) + 1) % len(keys)]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The choices of whoever looks at the screen."""
+
+    sort: SortKey = SortKey.WALL
+    reverse: bool = False
+    filter: str = ""
+    phase: str | None = None  # None: all
+    pid: int | None = None  # None: all
+    times: bool = False  # parts as times; else as percentages
+    corrected: bool | None = None  # None: corrected if the costs of this host are calibrated
+    inclusive: bool = False  # with the time of nested operations
+    full_bars: bool = False  # every bar in full length; else its length tells the wall time
+
+    @property
+    def descending(self) -> bool:
+        """Figures come largest first, names in alphabetical order, unless reversed."""
+        return (self.sort is not SortKey.NAME) != self.reverse
+
+    def shows_corrected(self, snapshot: Snapshot) -> bool:
+        """Whether figures are the corrected ones."""
+        return calibrated(snapshot) if self.corrected is None else self.corrected
+
+    def takes(self, row: OperationRow) -> bool:
+        """Whether the row belongs to the chosen process and phase."""
+        return (self.pid is None or row.pid == self.pid) and (self.phase is None or row.phase == self.phase)
+
+
+def calibrated(snapshot: Snapshot) -> bool:
+    """Whether the probe costs were measured on this host."""
+    return bool(snapshot.info.calibration.get("calibrated", False))
+
+
+@dataclass(frozen=True, slots=True)
+class OperationLine:
+    """One operation of the tree. Times are ns, of the operation alone or with nested ones as the view says."""
+
+    path: tuple[str, ...]
+    guide: str  # tree lines in front of the name
+    count: int
+    open_now: int
+    category_ns: tuple[int, ...]
+    state_ns: tuple[int, ...]
+    gpu_ns: int
+    matches: bool = True  # False: shown only because something inside it matches the filter
+
+    @property
+    def name(self) -> str:
+        """Innermost name."""
+        return fmt.printable(self.path[-1]) if self.path else UNTRACKED
+
+    @property
+    def wall_ns(self) -> int:
+        """Of all categories."""
+        return sum(self.category_ns)
+
+    @property
+    def mean_ns(self) -> float:
+        """Wall time per instance; 0 without instances."""
+        return self.wall_ns / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTable:
+    """The operations of a view, as a tree in display order."""
+
+    lines: tuple[OperationLine, ...] = ()
+    total_ns: int = 0  # wall time of everything in the chosen process and phase, before the filter
+    total_category_ns: tuple[int, ...] = (0,) * len(Category)
+
+    @property
+    def only_untracked(self) -> bool:
+        """Whether there is time but no operation at all."""
+        return bool(self.lines) and all(not line.path for line in self.lines)
+
+
+_NO_TIME = (0,) * len(Category)
+_NO_STATE = (0,) * len(ThreadState)
+
+
+def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(a) + int(b) for a, b in zip(left, right, strict=True))
+
+
+def _sum_lines(path: tuple[str, ...], lines: Iterable[OperationLine], own: OperationLine | None) -> OperationLine:
+    """`own` (count and open instances are its alone) with the times of `lines` added."""
+    total = own or OperationLine(path, "", 0, 0, _NO_TIME, _NO_STATE, 0)
+    for line in lines:
+        total = replace(
+            total,
+            category_ns=_add(total.category_ns, line.category_ns),
+            state_ns=_add(total.state_ns, line.state_ns),
+            gpu_ns=total.gpu_ns + line.gpu_ns,
+        )
+    return total
+
+
+def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
+    """The tree of operations in the order, and with the figures, that the view asks for."""
+    corrected = view.shows_corrected(snapshot)
+    own: dict[tuple[str, ...], OperationLine] = {}
+    for row in snapshot.operations:
+        if not view.takes(row):
+            continue
+        times = row.corrected_ns if corrected else row.category_ns
+        line = OperationLine(row.path, "", row.count, row.open_now, tuple(times), tuple(row.state_ns), row.gpu_ns)
+        before = own.get(row.path)
+        if before is not None:
+            line = replace(
+                _sum_lines(row.path, (line,), before),
+                count=before.count + line.count,
+                open_now=before.open_now + line.open_now,
+            )
+        own[row.path] = line
+    total = _sum_lines((), own.values(), None).category_ns
+
+    # Not recursive: operations may nest in themselves as deep as the target's own recursion.
+    paths = {path[:depth] for path in own for depth in range(1, len(path) + 1)}
+    children: dict[tuple[str, ...], list[OperationLine]] = {}
+    nested: dict[tuple[str, ...], list[OperationLine]] = {}
+    for path in sorted(paths, key=len, reverse=True):
+        line = _sum_lines(path, nested.pop(path, ()) if view.inclusive else (), own.get(path))
+        nested.setdefault(path[:-1], []).append(line)
+        matches = view.filter.casefold() in fmt.path(path).casefold()
+        if matches or path in children:
+            children.setdefault(path[:-1], []).append(replace(line, matches=matches))
+    if () in own and view.filter.casefold() in UNTRACKED:
+        children.setdefault((), []).append(own[()])
+
+    lines: list[OperationLine] = []
+    pending = _with_guides(_ordered(children.get((), []), view), None)
+    while pending:
+        line, indent = pending.pop()
+        lines.append(line)
+        if line.path:
+            pending += _with_guides(_ordered(children.get(line.path, []), view), indent)
+    return OperationTable(tuple(lines), sum(total), total)
+
+
+def _with_guides(lines: list[OperationLine], indent: str | None) -> list[tuple[OperationLine, str]]:
+    """Siblings, last first, with their tree lines, and the indentation of what is inside them. `indent` None: top."""
+    found: list[tuple[OperationLine, str]] = []
+    for line in reversed(lines):
+        if indent is None:
+            found.append((line, ""))
+        else:
+            last = not found
+            found.append((replace(line, guide=indent + ("└ " if last else "├ ")), indent + ("  " if last else "│ ")))
+    return found
+
+
+def _ordered(lines: list[OperationLine], view: View) -> list[OperationLine]:
+    def key(line: OperationLine) -> float:
+        match view.sort:
+            case SortKey.WALL:
+                return line.wall_ns
+            case SortKey.COUNT:
+                return line.count
+            case _:
+                return line.mean_ns
+
+    by_name = sorted(lines, key=lambda line: (line.name.casefold(), line.path), reverse=_name_reversed(view))
+    return by_name if view.sort is SortKey.NAME else sorted(by_name, key=key, reverse=view.descending)
+
+
+def _name_reversed(view: View) -> bool:
+    return view.sort is SortKey.NAME and view.descending
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionLine:
+    """One kind of transition of one operation, or (kind "") the operation's own line above them."""
+
+    path: tuple[str, ...]
+    kind: str
+    count: int
+    instances: int
+    steps: int  # progress reports; 0: none
+
+    @property
+    def per_instance(self) -> float | None:
+        """Transitions per instance of the operation; None for the untracked time, which has no instances."""
+        return self.count / self.instances if self.instances and self.path else None
+
+    @property
+    def per_step(self) -> float | None:
+        """Transitions per reported step; None if no step was reported."""
+        return self.count / self.steps if self.steps else None
+
+
+def steps_of(snapshot: Snapshot, view: View) -> int:
+    """Progress reports of the chosen processes."""
+    return sum(process.steps for process in snapshot.processes if view.pid is None or process.pid == view.pid)
+
+
+def transition_lines(snapshot: Snapshot, view: View) -> tuple[TransitionLine, ...]:
+    """Per operation (in the order of the operations) its own line, then one line per kind, most frequent first."""
+    counts: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in snapshot.operations:
+        if view.takes(row):
+            kinds = counts.setdefault(row.path, {})
+            for kind, number in row.transitions.items():
+                kinds[kind] = kinds.get(kind, 0) + number
+    # Steps are counted per process, not per phase: a phase's transitions per step of all phases would mislead.
+    steps = steps_of(snapshot, view) if view.phase is None else 0
+    lines: list[TransitionLine] = []
+    for operation in operation_table(snapshot, view).lines:
+        found = {kind: number for kind, number in counts.get(operation.path, {}).items() if number}
+        if not found or not operation.matches:
+            continue
+        lines.append(TransitionLine(operation.path, "", sum(found.values()), operation.count, steps))
+        for kind, number in sorted(found.items(), key=lambda item: (-item[1], item[0])):
+            lines.append(TransitionLine(operation.path, kind, number, operation.count, steps))
+    return tuple(lines)
+
+
+_Row = TypeVar("_Row")
+
+
+def call_lines(calls: Sequence[CallRow], view: View) -> tuple[CallRow, ...]:
+    """Calls of the chosen process in the view's order. Calls of different processes stay apart: so do percentiles."""
+    rows = [row for row in calls if view.pid is None or row.pid == view.pid]
+    rows.sort(key=lambda row: (row.name.casefold(), row.pid), reverse=_name_reversed(view))
+
+    def key(row: CallRow) -> float:
+        if view.sort is SortKey.COUNT:
+            return row.count
+        return row.total_ns if view.sort is SortKey.WALL else row.total_ns / row.count if row.count else 0.0
+
+    return tuple(rows if view.sort is SortKey.NAME else sorted(rows, key=key, reverse=view.descending))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """One process of the tree."""
+
+    row: ProcessRow
+    guide: str
+    wall_ns: int  # of its threads, all phases
+
+
+def process_lines(snapshot: Snapshot, view: View) -> tuple[ProcessLine, ...]:
+    """All processes as a tree, children under their parents, by pid."""
+    corrected = view.shows_corrected(snapshot)
+    wall: dict[int, int] = {}
+    for operation in snapshot.operations:
+        times = operation.corrected_ns if corrected else operation.category_ns
+        wall[operation.pid] = wall.get(operation.pid, 0) + sum(times)
+    known = {process.pid for process in snapshot.processes}
+    children: dict[int | None, list[ProcessRow]] = {}
+    for process in sorted(snapshot.processes, key=lambda process: process.pid):
+        parent = process.ppid if process.ppid in known and process.ppid != process.pid else None
+        children.setdefault(parent, []).append(process)
+    lines: list[ProcessLine] = []
+
+    def walk(parent: int | None, indent: str) -> None:
+        siblings = children.get(parent, [])
+        for process in siblings:
+            last = process is siblings[-1]
+            guide = "" if parent is None else indent + ("└ " if last else "├ ")
+            lines.append(ProcessLine(process, guide, wall.get(process.pid, 0)))
+            walk(process.pid, "" if parent is None else indent + ("  " if last else "│ "))
+
+    walk(None, "")
+    seen = {line.row.pid for line in lines}  # a reused pid can make a circle of parents, which has no top
+    lines += [ProcessLine(row, "", wall.get(row.pid, 0)) for row in snapshot.processes if row.pid not in seen]
+    return tuple(lines)
+
+
+def cycle(options: Sequence[_Row], current: _Row | None) -> _Row | None:
+    """None (all), then each option, then None again."""
+    if current is None or current not in options:
+        return options[0] if options and current is None else None
+    index = options.index(current) + 1
+    return options[index] if index < len(options) else None

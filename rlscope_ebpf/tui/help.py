@@ -1,0 +1,134 @@
+"""Screens over the screen: the keys and words, and everything the profiler had to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+
+from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.tui.bars import FILLS
+from rlscope_ebpf.tui.spans import Line, Span
+from rlscope_ebpf.tui.table import Lines
+
+_CATEGORIES = {
+    Category.PYTHON: "the interpreter runs, also when native code calls back into Python",
+    Category.SIMULATOR: "inside a call of a simulator library, such as MuJoCo",
+    Category.BACKEND: "inside a call of an ML library, such as PyTorch",
+    Category.CUDA_API: "inside a call of the CUDA driver or runtime, on the CPU",
+    Category.OTHER: "none of these: native code, waiting without the interpreter lock",
+}
+_WORDS = {
+    "SELF": "time of the operation without the operations nested in it (key i: with them)",
+    "SHARE": "part of all time of the chosen process and phase, all threads together",
+    "COUNT": "instances of the operation, also those open now",
+    "MEAN": "time per instance",
+    "ON CPU": "part of the time in which a thread really ran; else it waited or slept",
+    "(untracked)": "time outside any marked operation",
+    "raw / corrected": "with / without the estimated cost of the probes (key c)",
+    "PER CALL, PER STEP": "transitions per instance of the operation, per reported step of the training loop",
+}
+
+
+class TextScreen(ModalScreen[None]):
+    """Some lines in a box; escape, enter, q or the key that opened it closes it."""
+
+    DEFAULT_CSS = """
+    TextScreen { align: center middle; background: $background 60%; }
+    TextScreen > VerticalScroll {
+        width: 96; max-width: 100%; height: auto; max-height: 100%;
+        border: round $accent; background: $background; padding: 0 1;
+        scrollbar-size-vertical: 1;
+    }
+    TextScreen Lines { background: $background; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="text.close", tooltip="Back to the figures."),
+    ]
+
+    def __init__(self, title: str, lines: Sequence[Line]) -> None:
+        super().__init__()
+        self._title = title
+        self._text = list(lines)
+
+    def compose(self) -> ComposeResult:
+        """A scrolling box."""
+        with VerticalScroll() as box:
+            box.border_title = self._title
+            box.border_subtitle = "esc closes"
+            yield Lines(lambda width: wrapped(self._text, width), margin=0)
+
+
+def wrapped(lines: Iterable[Line], width: int) -> list[Line]:
+    """The lines with their last span broken at blanks, indented to where it begins."""
+    found: list[Line] = []
+    for line in lines:
+        head, last = line[:-1], line[-1] if line else Span("")
+        margin = sum(len(span.text) for span in head)
+        now = list(head)
+        used = margin
+        for word in last.text.split(" "):
+            if used > margin and used + len(word) > width:
+                found.append(now)
+                now, used = [Span(" " * margin)], margin
+            now.append(Span(word + " ", last.role))
+            used += len(word) + 1
+        found.append(now)
+    return found
+
+
+def help_lines(groups: dict[str, list[tuple[str, str]]]) -> list[Line]:
+    """Keys by group, as (keys, what they do), then the vocabulary."""
+    lines: list[Line] = []
+    for title, keys in groups.items():
+        lines.append([Span(title, "heading")])
+        lines += [[Span(f"  {key:<16}", "key"), Span(text, "text")] for key, text in keys]
+        lines.append([])
+    lines.append([Span("Categories: at any moment a thread is in exactly one", "heading")])
+    for category, text in _CATEGORIES.items():
+        label = fmt.CATEGORY_LABELS[category]
+        lines.append(
+            [
+                Span("  "),
+                Span(FILLS[category] * 3, f"bar-{category.name}"),
+                Span(f" {label:<12}", f"ink-{category.name}"),
+                Span(text, "text"),
+            ]
+        )
+    lines += [[], [Span("Words", "heading")]]
+    lines += [[Span(f"  {word:<20}", "strong"), Span(text, "text")] for word, text in _WORDS.items()]
+    return lines
+
+
+def message_lines(snapshot: Snapshot | None) -> list[Line]:
+    """Notices, oldest first, and everything that is counted as missing."""
+    lines: list[Line] = [[Span("What the profiler had to say", "heading")]]
+    notices = snapshot.notices if snapshot else ()
+    lines += [[Span("  ! ", "warning"), Span(fmt.printable(text), "text")] for text in notices]
+    if not notices:
+        lines.append([Span("  nothing", "dim")])
+    lines += [[], [Span("What is missing or was mended", "heading")]]
+    totals = snapshot.losses.as_dict() if snapshot else {}
+    for name, number in totals.items():
+        role = "dim" if not number else "text" if name in fmt.HARMLESS_LOSSES else "error"
+        lines.append([Span(f"  {number:>14,} ", role), Span(fmt.LOSS_LABELS.get(name, name), role)])
+    if snapshot:
+        counters = snapshot.counters
+        lines += [[], [Span("What was done", "heading")]]
+        for number, text in (
+            (counters.hits, "probe hits"),
+            (counters.sent, "events sent by the probes"),
+            (counters.received, "events received"),
+            (counters.probes_attached, "probes attached"),
+            (counters.probes_armed, "probes armed"),
+            (counters.probes_shed, "probes given up to stay in the overhead budget"),
+        ):
+            lines.append([Span(f"  {number:>14,} ", "text"), Span(text, "dim")])
+    return lines

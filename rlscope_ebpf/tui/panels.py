@@ -1,0 +1,283 @@
+"""The four tables: their columns and how a row of figures becomes a row of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlscope_ebpf.live.snapshot import CallRow, Snapshot
+from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.tui.bars import meter, stacked_bar
+from rlscope_ebpf.tui.columns import OPTIONAL, Column
+from rlscope_ebpf.tui.figures import (
+    OperationLine,
+    OperationTable,
+    SortKey,
+    TransitionLine,
+    View,
+    call_lines,
+    process_lines,
+    transition_lines,
+)
+from rlscope_ebpf.tui.spans import Line, Span, cut
+from rlscope_ebpf.tui.table import Row, Table
+
+_SORTED_COLUMN = {SortKey.WALL: "wall", SortKey.COUNT: "count", SortKey.MEAN: "mean", SortKey.NAME: "name"}
+_CATEGORY_TITLES = {
+    Category.PYTHON: "PYTHON",
+    Category.SIMULATOR: "SIM",
+    Category.BACKEND: "BACKEND",
+    Category.CUDA_API: "CUDA",
+    Category.OTHER: "OTHER",
+}
+
+
+def _mark(view: View) -> str:
+    return "▼" if view.descending else "▲"
+
+
+def _figure(text: str, role: str = "text") -> Line:
+    """A figure; its unit, after the last space, is dimmer."""
+    number, space, unit = text.rpartition(" ")
+    return [Span(number, role), Span(space + unit, "dim")] if space else [Span(text, role)]
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _named(guide: str, name: str, role: str = "strong") -> Callable[[int], Line]:
+    """A name behind its tree lines. Where both do not fit the tree lines give way to "…"."""
+
+    def make(width: int) -> Line:
+        lines = guide if len(guide) <= max(2, width - 10) else "…" + guide[-2:]
+        return [Span(lines, "faint"), Span(cut(name, max(0, width - len(lines))), role)]
+
+    return make
+
+
+class OperationsPanel(Table):
+    """One stacked bar per operation."""
+
+    def fill(self, table: OperationTable, view: View, hint: Sequence[Line]) -> None:
+        """Show the figures, and below them what to do about an empty table."""
+        present = [category for category in Category if table.total_category_ns[category]]
+        gpu = any(line.gpu_ns for line in table.lines)
+        longest = max((len(line.guide) + len(line.name) for line in table.lines), default=0) + 2
+        columns = [
+            Column("name", "OPERATION", 16, right=False, grow=3, limit=max(16, longest)),
+            Column("bar", "WHERE THE TIME GOES", 14, right=False, grow=4, comfortable=30),
+            *(
+                Column(f"category-{category.name}", _CATEGORY_TITLES[category], 8, drop=OPTIONAL + 10 + category)
+                for category in present
+            ),
+            *([Column("gpu", "GPU", 8, drop=3)] if gpu else []),
+            Column("cpu", "ON CPU", 7, drop=OPTIONAL + 5),
+            Column("wall", "TOTAL" if view.inclusive else "SELF", 8),
+            Column("share", "SHARE", 7, drop=1),
+            Column("count", "COUNT", 7, drop=2),
+            Column("mean", "MEAN", 8, drop=4),
+        ]
+        longest_ns = max((line.wall_ns for line in table.lines), default=0)
+        rows = [Row(line.path, self._cells(line, view, table.total_ns, longest_ns, present)) for line in table.lines]
+        rows += [Row(text=[]), *(Row(text=line) for line in hint)] if hint else []
+        self.show(columns, rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
+
+    @staticmethod
+    def _cells(
+        line: OperationLine, view: View, total_ns: int, longest_ns: int, present: Sequence[Category]
+    ) -> dict[str, Line | Callable[[int], Line]]:
+        wall = line.wall_ns
+        labels = [
+            fmt.duration(ns).replace(" ", "") if view.times else f"{_share(ns, wall) * 100:.0f}%"
+            for ns in line.category_ns
+        ]
+
+        def bar(width: int) -> Line:
+            length = width if view.full_bars else round(_share(wall, longest_ns) * width)
+            return stacked_bar(line.category_ns, max(1, length) if wall else 0, labels)
+
+        figure = "text" if line.matches else "dim"
+        name = "dim" if not line.matches or not line.path else "strong"
+        # Never attached to an instance: the untracked time has none.
+        counted = bool(line.path) and line.count > 0
+        cells: dict[str, Line | Callable[[int], Line]] = {
+            "name": _named(line.guide, line.name, name),
+            "bar": bar,
+            "gpu": _figure(fmt.duration(line.gpu_ns), figure) if line.gpu_ns else [Span("-", "faint")],
+            "cpu": _figure(fmt.percent(_share(line.state_ns[ThreadState.RUNNING], sum(line.state_ns))), figure),
+            "wall": _figure(fmt.duration(wall), figure),
+            "share": _figure(fmt.percent(_share(wall, total_ns)), figure),
+            "count": _figure(fmt.count(line.count), figure) if counted else [Span("-", "faint")],
+            "mean": _figure(fmt.duration(line.mean_ns), figure) if counted else [Span("-", "faint")],
+        }
+        for category in present:
+            ns = line.category_ns[category]
+            text = fmt.duration(ns) if view.times else fmt.percent(_share(ns, wall))
+            cells[f"category-{category.name}"] = _figure(text, f"ink-{category.name}") if ns else [Span("-", "faint")]
+        return cells
+
+
+class TransitionsPanel(Table):
+    """How often control passes between languages and libraries."""
+
+    def fill(self, snapshot: Snapshot, view: View) -> None:
+        """Show the figures."""
+        lines = transition_lines(snapshot, view)
+        columns = [
+            Column("name", "OPERATION / TRANSITION", 26, right=False, grow=1, limit=60),
+            Column("count", "COUNT", 8),
+            Column("instance", "PER CALL", 9),
+            *([Column("step", "PER STEP", 9)] if any(line.steps for line in lines) else []),
+            Column("bar", "SHARE OF ITS TRANSITIONS", 12, right=False, drop=1, grow=1, limit=40),
+        ]
+        totals = {line.path: line.count for line in lines if not line.kind}
+        self.show(columns, [Row((line.path, line.kind), self._cells(line, totals[line.path])) for line in lines])
+
+    @staticmethod
+    def _cells(line: TransitionLine, total: int) -> dict[str, Line | Callable[[int], Line]]:
+        top = not line.kind
+
+        def per(value: float | None) -> Line:
+            return [Span("-", "faint")] if value is None else _figure(_mean_count(value), "dim" if top else "text")
+
+        def bar(width: int) -> Line:
+            text = fmt.percent(_share(line.count, total)).rjust(7)
+            return [*meter(_share(line.count, total), max(0, width - len(text))), Span(text, "dim")]
+
+        if not top:
+            name: Callable[[int], Line] = _arrow(line.kind)
+        else:
+            name = _named("", fmt.path(line.path), "strong" if line.path else "dim")
+        return {
+            "name": name,
+            "count": _figure(fmt.count(line.count), "dim" if top else "text"),
+            "instance": per(line.per_instance),
+            "step": per(line.per_step),
+            "bar": [] if top else bar,
+        }
+
+
+def _mean_count(value: float) -> str:
+    return fmt.count(value) if value >= 0.005 or value == 0 else "<0.01"
+
+
+def _arrow(kind: str) -> Callable[[int], Line]:
+    """ "Python → backend", each end in its category's colour."""
+    ends = fmt.transition(kind).split(" → ")
+    roles = {label: f"ink-{category.name}" for category, label in fmt.CATEGORY_LABELS.items()}
+    line: Line = [Span("  ")]
+    for number, end in enumerate(ends):
+        if number:
+            line.append(Span(" → ", "dim"))
+        line.append(Span(end, roles.get(end, "text")))
+    return lambda width: line
+
+
+class CallsPanel(Table):
+    """CUDA calls by function and, where they were recorded, GPU kernels."""
+
+    def fill(self, snapshot: Snapshot, view: View) -> None:
+        """Show the figures."""
+        calls = call_lines(snapshot.cuda_calls, view)
+        kernels = call_lines(snapshot.gpu_kernels, view)
+        several = len({row.pid for row in (*calls, *kernels)}) > 1
+        columns = [
+            Column("name", "CUDA CALL", 18, right=False, grow=3, limit=60),
+            *([Column("pid", "PID", 7, drop=3)] if several else []),
+            Column("bar", "", 10, right=False, grow=2, drop=OPTIONAL, limit=40),
+            Column("share", "SHARE", 7),
+            Column("wall", "TOTAL", 8),
+            Column("count", "COUNT", 7),
+            Column("mean", "MEAN", 8, drop=2),
+            Column("p50", "P50", 8, drop=1),
+            Column("p99", "P99", 8),
+        ]
+        rows = self._rows_of("call", calls)
+        if kernels:
+            rows += [Row(text=[]), Row(text=[Span("GPU KERNEL", "heading")])] if rows else []
+            rows += self._rows_of("kernel", kernels)
+        if not rows:
+            rows = [Row(text=[]), *(Row(text=[Span(text, "dim")]) for text in self._nothing(snapshot))]
+        self.show(columns, rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
+
+    @staticmethod
+    def _rows_of(kind: str, calls: Sequence[CallRow]) -> list[Row]:
+        total = sum(call.total_ns for call in calls)
+        return [
+            Row(
+                (kind, call.pid, call.name),
+                {
+                    "name": _named("", fmt.printable(call.name)),
+                    "pid": [Span(str(call.pid), "dim")],
+                    "bar": _meter_cell(_share(call.total_ns, total)),
+                    "share": _figure(fmt.percent(_share(call.total_ns, total))),
+                    "wall": _figure(fmt.duration(call.total_ns)),
+                    "count": _figure(fmt.count(call.count)),
+                    "mean": _figure(fmt.duration(call.total_ns / call.count if call.count else 0)),
+                    "p50": _figure(fmt.duration(call.p50_ns)),
+                    "p99": _figure(fmt.duration(call.p99_ns)),
+                },
+            )
+            for call in calls
+        ]
+
+    @staticmethod
+    def _nothing(snapshot: Snapshot) -> tuple[str, ...]:
+        return ("No CUDA call so far.", "Calls are counted once the process has loaded libcuda or libcudart.")
+
+
+def _meter_cell(fraction: float) -> Callable[[int], Line]:
+    return lambda width: meter(fraction, width)
+
+
+class ProcessesPanel(Table):
+    """Every process of the session."""
+
+    def fill(self, snapshot: Snapshot, view: View) -> None:
+        """Show the figures."""
+        lines = process_lines(snapshot, view)
+        columns = [
+            Column("pid", "PID", 9),
+            Column("name", "PROCESS", 14, right=False, grow=2, limit=32),
+            Column("state", "STATE", 7, right=False),
+            Column("threads", "THREADS", 7, drop=2),
+            Column("phase", "PHASE", 10, right=False, grow=1, limit=24),
+            Column("step", "STEP", 12, grow=1, limit=22),
+            Column("done", "DONE", 7, drop=3),
+            Column("wall", "TIME", 8),
+            Column("command", "COMMAND", 20, right=False, drop=OPTIONAL, grow=3),
+        ]
+        rows = []
+        for line in lines:
+            process = line.row
+            chosen = view.pid == process.pid
+            step = f"{process.step:,}" if process.steps else ""
+            if process.steps and process.total_steps:
+                step += f" of {process.total_steps:,}"
+            compact = f"{fmt.count(process.step)}/{fmt.count(process.total_steps)}".replace(" ", "")
+            rows.append(
+                Row(
+                    process.pid,
+                    {
+                        "pid": [Span("▸ " if chosen else "", "key"), Span(str(process.pid), "text")],
+                        "name": _named(line.guide, fmt.printable(process.name)),
+                        "state": [Span("running", "good") if process.alive else Span("exited", "dim")],
+                        "threads": _figure(str(process.threads)),
+                        "phase": [Span(fmt.printable(process.phase), "text")],
+                        "step": _step_cell(step, compact if process.total_steps else step),
+                        "done": (
+                            _figure(fmt.percent(_share(process.step, process.total_steps)))
+                            if process.total_steps
+                            else [Span("-", "faint")]
+                        ),
+                        "wall": _figure(fmt.duration(line.wall_ns)),
+                        "command": [Span(fmt.printable(" ".join(process.command)), "dim")],
+                    },
+                )
+            )
+        self.show(columns, rows)
+
+
+def _step_cell(long: str, short: str) -> Callable[[int], Line]:
+    return lambda width: [Span(long if len(long) <= width else short, "text")] if long else [Span("-", "faint")]

@@ -1,0 +1,258 @@
+"""The lines around the tables: header, legend, choices, details, hints. Snapshot and view in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
+from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.tui.bars import FILLS, meter
+from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, calibrated
+from rlscope_ebpf.tui.source import ReplayState
+from rlscope_ebpf.tui.spans import Line, Span, cut, flow, width_of
+
+_DOT = Span(" · ", "faint")
+_BAR = Span("  ", "faint")
+_ROOMY = 110  # cells from which the legend need not be terse
+
+GPU_SENTENCES = {
+    "cupti": "GPU times from CUPTI",
+    "simulated": "GPU times from a simulated driver",
+    "off": "GPU times switched off",
+    "unavailable": "GPU times unavailable",
+}
+"""What the header says about the GPU, by `SessionInfo.gpu`."""
+
+
+def badge(snapshot: Snapshot | None, paused: bool, replay: ReplayState | None) -> Span:
+    """What the screen is showing, in one word."""
+    if paused:
+        return Span(" PAUSED ", "badge-paused")
+    if replay is not None:
+        if replay.loading:
+            return Span(" READING ", "badge-replay")
+        return Span(" REPLAY " if replay.playing else " TRACE ", "badge-replay")
+    if snapshot is None:
+        return Span(" ATTACHING ", "badge-final")
+    return Span(" FINISHED ", "badge-final") if snapshot.finished else Span(" LIVE ", "badge-live")
+
+
+def header(
+    snapshot: Snapshot | None, view: View, title: str, width: int, *, paused: bool, replay: ReplayState | None
+) -> list[Line]:
+    """Whose figures these are, for how long, and how far they can be trusted."""
+    state = badge(snapshot, paused, replay)
+    if snapshot is None:
+        return [_spread([Span(title, "strong")], [state], width)]
+    process = _shown_process(snapshot, view)
+    clock: Line = [Span(fmt.clock(snapshot.elapsed_ns), "strong"), Span("  "), state]
+    who: Line = [Span(title, "key"), Span("  ")]
+    if process is not None:
+        who += [Span(fmt.printable(process.name), "strong"), Span(f"  pid {process.pid}", "text")]
+    others = len(snapshot.processes) - 1
+    if others > 0 and view.pid is None:
+        who.append(Span(f"  and {fmt.plural(others, 'more process', 'more processes')}", "dim"))
+    lines = [_spread(who, clock, width)]
+    if process is not None and process.command:
+        lines.append([Span(cut(fmt.printable(" ".join(process.command)), width), "dim")])
+    lines += flow([*_progress(process), *_trust(snapshot)], width, _DOT)
+    missing = fmt.losses(snapshot.losses)
+    if missing:
+        lines.append([Span(cut(f"Losses: {missing}. Figures are too low by these.", width), "error")])
+    return lines
+
+
+def _shown_process(snapshot: Snapshot, view: View) -> ProcessRow | None:
+    chosen = [process for process in snapshot.processes if process.pid == view.pid]
+    return next(iter(chosen or snapshot.processes), None)
+
+
+def _progress(process: ProcessRow | None) -> list[Line]:
+    if process is None or not process.steps:
+        return []
+    step: Line = [Span("step ", "dim"), Span(f"{process.step:,}", "text")]
+    if process.total_steps:
+        share = process.step / process.total_steps
+        step += [Span(f" of {process.total_steps:,} ", "dim"), *meter(share, 8), Span(f" {fmt.percent(share)}", "dim")]
+    return [step]
+
+
+def _trust(snapshot: Snapshot) -> list[Line]:
+    counters, info = snapshot.counters, snapshot.info
+    items: list[Line] = [[Span(fmt.count(round(snapshot.events_per_s)), "text"), Span(" events/s", "dim")]]
+    if counters.probes_attached:
+        armed = f"{counters.probes_armed:,} of {counters.probes_attached:,}"
+        complete = counters.probes_armed >= counters.probes_attached - counters.probes_shed
+        items.append([Span(armed, "text" if complete else "warning"), Span(" probes armed", "dim")])
+        if counters.probes_shed:
+            items.append([Span(f"{counters.probes_shed:,}", "warning"), Span(" shed to stay in the budget", "dim")])
+    else:
+        items.append([Span("no probes yet", "warning")])
+    if not fmt.losses(snapshot.losses):
+        items.append([Span("no losses", "good")])
+    how = "calibrated" if calibrated(snapshot) else "not calibrated"
+    overhead = fmt.percent(snapshot.overhead_fraction)
+    items.append([Span("overhead ", "dim"), Span(overhead, "text"), Span(f" ({how})", "dim")])
+    sentence = GPU_SENTENCES.get(info.gpu, f"GPU: {info.gpu}")
+    if info.gpu_reason:
+        sentence += f": {info.gpu_reason.rstrip('.')}"
+    items.append([Span(fmt.printable(sentence), "dim")])
+    return items
+
+
+def _spread(left: Line, right: Line, width: int) -> Line:
+    """One piece at each end; the left one is cut where they meet."""
+    room = max(0, width - width_of(right) - 1)
+    kept: Line = []
+    for span in left:
+        text = cut(span.text, room - width_of(kept))
+        kept.append(Span(text, span.role))
+    return [*kept, Span(" " * (width - width_of(kept) - width_of(right))), *right]
+
+
+def legend(table: OperationTable | None, view: View, width: int) -> list[Line]:
+    """Pattern, colour and name of every category, with its part of the whole."""
+    items: list[Line] = []
+    roomy = width >= _ROOMY
+    for category in Category:
+        ns = table.total_category_ns[category] if table else 0
+        whole = table.total_ns if table else 0
+        part = ns / whole if whole else 0.0
+        share = fmt.percent(part) if roomy or 0 < part < 0.01 else f"{part * 100:.0f} %"
+        items.append(
+            [
+                Span(FILLS[category] * (3 if roomy else 1), f"bar-{category.name}"),
+                Span(f" {fmt.CATEGORY_LABELS[category]} ", "text" if ns else "dim"),
+                Span(fmt.duration(ns) if view.times else share, f"ink-{category.name}" if ns else "faint"),
+            ]
+        )
+    return flow(items, width, _BAR, lines=2)
+
+
+def choices(snapshot: Snapshot | None, view: View, width: int) -> list[Line]:
+    """What is shown and in which order, as far as keys can change it."""
+    corrected = view.shows_corrected(snapshot) if snapshot else False
+    items: list[Line] = [
+        [Span("sort ", "dim"), Span(f"{view.sort.value} {'▼' if view.descending else '▲'}", "text")],
+        [Span("phase ", "dim"), _chosen("all" if view.phase is None else fmt.printable(view.phase), view.phase)],
+        [Span("process ", "dim"), _chosen("all" if view.pid is None else str(view.pid), view.pid)],
+        [Span("overhead corrected" if corrected else "raw", "text" if view.corrected is None else "key")],
+        [Span("with nested" if view.inclusive else "self time", "key" if view.inclusive else "text")],
+    ]
+    if view.filter:
+        items.insert(0, [Span("filter ", "dim"), Span(f"“{cut(fmt.printable(view.filter), 24)}”", "warning")])
+    return flow(items, width, _DOT, lines=1)
+
+
+def _chosen(text: str, value: object) -> Span:
+    return Span(text, "text" if value is None else "key")
+
+
+def tabs(titles: Sequence[str], active: int) -> Line:
+    """The names of the panels."""
+    line: Line = []
+    for number, title in enumerate(titles):
+        if number:
+            line.append(Span(" ", "faint"))
+        line.append(Span(f" {title} ", "tab-active" if number == active else "tab"))
+    return line
+
+
+def details(line: OperationLine | None, width: int, *, lines: int = 2) -> list[Line]:
+    """Every figure of the selected operation, also those whose column did not fit."""
+    if line is None:
+        return []
+    name = fmt.path(line.path)
+    items: list[Line] = [[Span(cut(name, max(12, width // 2)), "strong")]]
+    wall = line.wall_ns
+    for category in sorted(Category, key=lambda category: -line.category_ns[category]):
+        ns = line.category_ns[category]
+        if ns:
+            items.append(
+                [
+                    Span(f"{fmt.CATEGORY_LABELS[category]} ", f"ink-{category.name}"),
+                    Span(f"{fmt.duration(ns)} {fmt.percent(ns / wall)}", "text"),
+                ]
+            )
+    total = sum(line.state_ns)
+    words = {ThreadState.RUNNING: "on CPU", ThreadState.RUNNABLE: "waits for CPU", ThreadState.BLOCKED: "blocked"}
+    for state, word in words.items():
+        ns = line.state_ns[state]
+        if ns:
+            items.append([Span(f"{word} ", "dim"), Span(fmt.percent(ns / total), "text")])
+    if line.gpu_ns:
+        items.append([Span("GPU ", "dim"), Span(fmt.duration(line.gpu_ns), "text")])
+    if line.open_now:
+        items.append([Span("open now ", "dim"), Span(fmt.count(line.open_now), "text")])
+    return flow(items, width, _BAR, lines=lines, indent=2)
+
+
+def _keyed(text: str) -> Line:
+    """Words between backticks stand out."""
+    return [Span(part, "key" if number % 2 else "dim") for number, part in enumerate(text.split("`")) if part]
+
+
+def hint(snapshot: Snapshot | None, table: OperationTable | None, view: View) -> list[Line]:
+    """What to do about an empty screen; nothing if it is not empty."""
+    if snapshot is None or table is None:
+        return [_keyed("Waiting for the first events…")]
+    if not snapshot.operations:
+        if snapshot.finished or (snapshot.processes and not any(process.alive for process in snapshot.processes)):
+            return [[Span("The process exited before it made an event.", "text")], _keyed("Press `q` to leave.")]
+        return [
+            [Span("Waiting for the first events…", "text")],
+            _keyed("Nothing has happened at the probes yet: the process may sleep, or wait for others."),
+            _keyed("A native program without markers shows nothing; see `rlscope-ebpf doctor --pid`."),
+        ]
+    if not table.lines:
+        if view.filter:
+            return [
+                [Span(f"No operation is called like “{fmt.printable(view.filter)}”.", "text")],
+                _keyed("Press `esc` to clear the filter."),
+            ]
+        return [[Span("Nothing happened in this phase and process yet.", "text")], _keyed("`p` phase, `P` process.")]
+    if table.only_untracked and not view.filter and view.phase is None:
+        return [
+            [Span("No operation marker seen yet: all time is (untracked).", "text")],
+            _keyed("To see it by operation, mark the training loop:"),
+            _keyed("    `import rlscope_ebpf.markers as rls`"),
+            _keyed('    `with rls.operation("inference"): ...`'),
+        ]
+    return []
+
+
+def notice(snapshot: Snapshot | None, width: int, *, closing: bool = False) -> list[Line]:
+    """The latest thing that the profiler has to say, and that the end is reached."""
+    lines: list[Line] = []
+    if snapshot is None:
+        return lines
+    if snapshot.notices:
+        more = len(snapshot.notices) - 1
+        tail = f"  ({more} more: e)" if more else ""
+        text = cut(fmt.printable(snapshot.notices[-1]), max(0, width - len(tail) - 2))
+        lines.append([Span("! ", "warning"), Span(text, "text"), Span(tail, "dim")])
+    if snapshot.finished:
+        why = "The process has exited" if _all_gone(snapshot) else "Profiling has ended"
+        after = "closing…" if closing else "these are the final figures. Press q to leave."
+        lines.append([Span("■ ", "key"), Span(f"{why}: {after}", "text")])
+    return lines
+
+
+def _all_gone(snapshot: Snapshot) -> bool:
+    return bool(snapshot.processes) and not any(process.alive for process in snapshot.processes)
+
+
+def replay_bar(state: ReplayState, width: int) -> list[Line]:
+    """Where the replay is."""
+    left: Line = [
+        Span("▶ " if state.playing else "❚❚ ", "key"),
+        Span(fmt.clock(state.position_ns), "strong"),
+        Span(f" / {fmt.clock(state.duration_ns)} " if state.duration_ns else " ", "dim"),
+    ]
+    right: Line = [Span(f" {state.speed:g}x", "strong"), Span("  space ←/→ 1-9 home end", "dim")]
+    room = width - width_of(left) - width_of(right)
+    if room < 8:
+        right = right[:1]
+        room = width - width_of(left) - width_of(right)
+    return [[*left, *meter(state.fraction, max(0, room)), *right]]

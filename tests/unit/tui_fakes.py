@@ -1,0 +1,216 @@
+"""Deterministic snapshots and sources for the tests of the terminal UI."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.model.session import SessionInfo
+from rlscope_ebpf.model.tables import Counters, Losses
+from rlscope_ebpf.tui.source import ReplayState
+
+MS = 1_000_000
+S = 1_000_000_000
+
+INFO = SessionInfo(
+    tool_version="0.1.0",
+    host="trainer",
+    kernel="6.18.0",
+    started_at="2026-11-30T04:00:00Z",
+    start_ns=100 * S,
+    realtime_offset_ns=0,
+    gpu="unavailable",
+    gpu_reason="no CUPTI library was found",
+    calibration={"calibrated": False},
+)
+
+
+def operation(
+    path: tuple[str, ...],
+    category_ms: tuple[int, int, int, int, int],
+    count: int = 0,
+    *,
+    pid: int = 4242,
+    phase: str = "training",
+    open_now: int = 0,
+    gpu_ms: int = 0,
+    transitions: dict[str, int] | None = None,
+) -> OperationRow:
+    """A row whose corrected figures are 10 % below the raw ones, and which ran four fifths of its time."""
+    raw = tuple(ms * MS for ms in category_ms)
+    wall = sum(raw)
+    return OperationRow(
+        pid=pid,
+        phase=phase,
+        path=path,
+        count=count,
+        open_now=open_now,
+        category_ns=raw,
+        corrected_ns=tuple(ns * 9 // 10 for ns in raw),
+        state_ns=(wall * 8 // 10, wall // 10, wall - wall * 8 // 10 - wall // 10),
+        gpu_ns=gpu_ms * MS,
+        resources_ns={},
+        transitions=transitions or {},
+    )
+
+
+OPERATIONS = (
+    operation((), (420, 0, 15, 0, 180), phase="(default)"),
+    operation(("rollout",), (2_310, 0, 160, 0, 95), 24, transitions={"python_to_backend": 120}),
+    operation(("rollout", "inference"), (2_950, 0, 6_420, 880, 260), 49_152, open_now=1, gpu_ms=512,
+              transitions={"python_to_backend": 1_130_496, "backend_to_cuda_api": 393_216,
+                           "backend_to_python": 49_152}),
+    operation(("rollout", "simulation"), (1_180, 7_860, 0, 0, 120), 49_152,
+              transitions={"python_to_simulator": 49_152, "simulator_to_python": 0}),
+    operation(("train",), (640, 0, 310, 0, 70), 24),
+    operation(("train", "backpropagation"), (1_020, 0, 5_150, 1_940, 230), 1_920, gpu_ms=2_840,
+              transitions={"python_to_backend": 82_560, "backend_to_cuda_api": 268_800}),
+    operation(("train", "backpropagation", "optimizer_step"), (510, 0, 1_460, 720, 85), 1_920, gpu_ms=388,
+              transitions={"python_to_backend": 23_040, "backend_to_cuda_api": 57_600}),
+    operation(("evaluate",), (390, 1_240, 610, 85, 44), 12, phase="evaluation",
+              transitions={"python_to_simulator": 12_000, "python_to_backend": 24_000}),
+)  # fmt: skip
+
+CALLS = (
+    CallRow(4242, "cudaLaunchKernel", 587_520, 2_340 * MS, 3_400, 11_800),
+    CallRow(4242, "cudaMemcpyAsync", 98_304, 870 * MS, 7_100, 42_000),
+    CallRow(4242, "cudaStreamSynchronize", 49_152, 398 * MS, 5_900, 61_000),
+    CallRow(4242, "cudaMalloc", 96, 12 * MS, 88_000, 1_240_000),
+    CallRow(4242, "cudaEventRecord", 3_840, 5 * MS, 1_200, 2_600),
+)
+
+TRAINER = ProcessRow(4242, 1, "python3", ("python3", "train.py", "--env", "HalfCheetah-v5", "--algo", "ppo"), True, 9,
+                     "training", 49_152, 49_152, 1_000_000, 100 * S, 142 * S)  # fmt: skip
+WORKER = ProcessRow(4250, 4242, "worker-0", ("python3", "-c", "from multiprocessing.spawn import spawn_main"), True, 2,
+                    "training", 0, 0, 0, 104 * S, 142 * S)  # fmt: skip
+GONE = ProcessRow(4251, 4242, "worker-1", ("python3", "-c", "from multiprocessing.spawn import spawn_main"), False, 0,
+                  "(default)", 0, 0, 0, 104 * S, 120 * S)  # fmt: skip
+
+
+def running(**changes: Any) -> Snapshot:
+    """A training run of one process, 42 s old."""
+    snapshot = Snapshot(
+        info=INFO,
+        now_ns=142 * S,
+        finished=False,
+        events_per_s=68_214.4,
+        losses=Losses(healed=2),
+        counters=Counters(received=2_864_000, sent=2_864_000, hits=3_912_000, estimated_overhead_ns=1_350 * MS,
+                          probes_attached=1024, probes_armed=1024),
+        overhead_fraction=0.0321,
+        operations=OPERATIONS,
+        cuda_calls=CALLS,
+        processes=(TRAINER,),
+        phases=("(default)", "training", "evaluation"),
+    )  # fmt: skip
+    return replace(snapshot, **changes)
+
+
+def empty() -> Snapshot:
+    """Attached, nothing seen yet."""
+    return running(operations=(), cuda_calls=(), phases=(), events_per_s=0.0, now_ns=101 * S, overhead_fraction=0.0,
+                   processes=(replace(TRAINER, phase="(default)", steps=0, step=0, total_steps=0),))  # fmt: skip
+
+
+def unmarked() -> Snapshot:
+    """A process without markers."""
+    return replace(empty(), operations=OPERATIONS[:1], events_per_s=1_204.0, phases=("(default)",), now_ns=107 * S)
+
+
+def many(number: int = 60) -> Snapshot:
+    """More operations than rows, nested deep, with long and wide names."""
+    rows = [
+        operation((f"stage_{n % 7}", f"operation number {n:02d} with a rather long name"),
+                  (30 + n, 7 * (n % 5), 20 * (n % 4), n % 3, 5), 10 * n + 1)
+        for n in range(number)
+    ]  # fmt: skip
+    path: tuple[str, ...] = ()
+    for depth in range(9):
+        path = (*path, f"level_{depth}")
+        rows.append(operation(path, (900 - 90 * depth, 0, 40, 0, 10), 5))
+    rows.append(operation(("模拟环境",), (100, 900, 0, 0, 3), 7))
+    return running(operations=(*OPERATIONS, *rows))
+
+
+def lossy() -> Snapshot:
+    """The rings were too small, a probe is not armed, and the profiler says so."""
+    return running(
+        losses=Losses(events=123_456, late=78, healed=2),
+        counters=replace(running().counters, probes_attached=1030, probes_armed=1024, probes_shed=4),
+        notices=(
+            "4 probes were given up to stay within the overhead budget of 5 %.",
+            "The events ring was full for a moment: a larger one (--ring-size) would help.",
+        ),
+    )
+
+
+def several() -> Snapshot:
+    """Three processes."""
+    worker = tuple(replace(row, pid=4250, path=row.path) for row in OPERATIONS[3:4])
+    calls = (*CALLS, CallRow(4250, "cuLaunchKernel", 12, MS, 80_000, 90_000))
+    kernels = (
+        CallRow(4242, "ampere_sgemm_128x64_tn", 120_000, 1_900 * MS, 15_000, 31_000),
+        CallRow(4242, "vectorized_elementwise_kernel<4, FillFunctor<float>>", 250_000, 740 * MS, 2_900, 4_100),
+    )
+    return running(
+        processes=(TRAINER, WORKER, GONE), operations=(*OPERATIONS, *worker), cuda_calls=calls, gpu_kernels=kernels
+    )
+
+
+def finished() -> Snapshot:
+    """The process has exited."""
+    return running(finished=True, events_per_s=0.0, processes=(replace(TRAINER, alive=False),))
+
+
+class FakeSource:
+    """Hands out one snapshot; counts the questions, and can fail or take its time."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.current = snapshot
+        self.asked = 0
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def snapshot(self) -> Snapshot:
+        """The snapshot, once the gate is open."""
+        self.asked += 1
+        self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        return self.current
+
+
+class FakeReplay(FakeSource):
+    """A replay that remembers what it was told."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(snapshot)
+        self.told: list[tuple[str, float]] = []
+        self.now = ReplayState(playing=False, speed=1.0, position_ns=42 * S, duration_ns=42 * S)
+
+    def play(self) -> None:
+        """Remember."""
+        self.told.append(("play", 0))
+        self.now = replace(self.now, playing=True)
+
+    def pause(self) -> None:
+        """Remember."""
+        self.told.append(("pause", 0))
+        self.now = replace(self.now, playing=False)
+
+    def seek(self, fraction: float) -> None:
+        """Remember."""
+        self.told.append(("seek", round(fraction, 3)))
+        self.now = replace(self.now, position_ns=int(fraction * self.now.duration_ns))
+
+    def speed(self, factor: float) -> None:
+        """Remember."""
+        self.told.append(("speed", factor))
+        self.now = replace(self.now, speed=factor)
+
+    def state(self) -> ReplayState:
+        """What was told."""
+        return self.now
