@@ -50,6 +50,12 @@ enum rls_group {
     RLS_GROUP_COUNT = 6,
 };
 
+/* Indices of the settings array, which the profiler writes. */
+enum rls_setting {
+    RLS_SET_NO_GIL = 0, /* the interpreter lock is not probed (any more): who has held it counts as holding it */
+    RLS_SET_COUNT = 1,
+};
+
 /* Indices of the counters array (per CPU). rlscope_ebpf/capture/counters.py names them. */
 enum rls_counter {
     RLS_N_SENT = 0,          /* events the programs wanted to send */

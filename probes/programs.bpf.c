@@ -75,7 +75,7 @@ static __always_inline int entered(struct pt_regs *ctx)
     }
     u32 depth = t->depth;
     if (depth == 0 && (cookie & RLS_COOKIE_FROM_PYTHON))
-        t->held = 1;
+        hold(t);
 
     if (action >= RLS_ACT_OP_BEGIN) {
         annotate(ctx, t, tid, now, cookie);
@@ -105,7 +105,7 @@ static __always_inline int entered(struct pt_regs *ctx)
             f->held = t->held;
             t->depth = depth + 1;
             if (cookie & RLS_COOKIE_REENTRY)
-                t->held = 1;
+                hold(t);
             if (operation) {
                 send(t, tid, now, RLS_EV_OP_BEGIN, site, 0, site);
                 return 0;
@@ -122,7 +122,7 @@ static __always_inline int entered(struct pt_regs *ctx)
         t->saved_held >>= 1;
     } else if (action == RLS_ACT_GIL_ACQUIRE && top != RLS_CAT_PYTHON) {
         /* Inside a native call the moment does not matter, only that the lock is held when the call ends. */
-        t->held = 1;
+        hold(t);
         skip_return = 1;
     }
     send_change(t, tid, now, kind, site, 0);
@@ -158,7 +158,7 @@ static __always_inline int returned(struct pt_regs *ctx)
             flags = RLS_F_HEALED;
     } else {
         kind = RLS_EV_GIL_ACQUIRE;
-        t->held = 1;
+        hold(t);
     }
     send_change(t, tid, now, kind, site, flags);
     return 0;

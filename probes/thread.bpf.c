@@ -37,6 +37,7 @@ struct thread {
     u8 sent;         /* category last sent */
     u8 first;        /* nothing sent yet */
     u8 ops_known;    /* the stack of open operations at attach was sent, or there was none */
+    u8 python;       /* it has held the interpreter before */
     u64 saved_held;  /* held before each open PyGILState_Ensure, one bit each */
     /* What drop_frames last took away. Kept here because the verifier follows values on the stack, not in maps. */
     u32 dropped;
@@ -56,6 +57,7 @@ BPF_RINGBUF_OUTPUT(events, EVENT_RING_PAGES);
 BPF_RINGBUF_OUTPUT(texts, TEXT_RING_PAGES);
 BPF_TABLE("hash", u32, struct thread, threads, RLS_MAX_THREADS);
 BPF_TABLE("hash", u32, struct target, targets, 4096);
+BPF_TABLE("array", int, u32, settings, RLS_SET_COUNT);
 BPF_TABLE("percpu_array", int, u64, counters, RLS_N_COUNTERS);
 BPF_TABLE("array", int, struct thread, zero_thread, 1); /* never written: what a new thread starts from */
 
@@ -68,7 +70,17 @@ static __always_inline void count(int which, u64 by)
 
 static __always_inline u8 base_category(struct thread *t)
 {
-    return t->held ? RLS_CAT_PYTHON : RLS_CAT_OTHER;
+    if (t->held)
+        return RLS_CAT_PYTHON;
+    int index = RLS_SET_NO_GIL;
+    u32 *no_gil = settings.lookup(&index);
+    return no_gil && *no_gil && t->python ? RLS_CAT_PYTHON : RLS_CAT_OTHER;
+}
+
+static __always_inline void hold(struct thread *t)
+{
+    t->held = 1;
+    t->python = 1;
 }
 
 /* The verifier must see the bound, and the compiler must not reason it away. */
@@ -112,6 +124,7 @@ static __always_inline struct thread *current_thread(u32 *tid_out, int held)
         return 0;
     }
     t->held = held >= 0 ? held : target->assume_held;
+    t->python = t->held;
     t->sent = t->held ? RLS_CAT_PYTHON : RLS_CAT_OTHER;
     t->first = 1;
     t->pid = pid;

@@ -92,9 +92,7 @@ class Engine:
         for (path, group, returns), entries in jobs.items():
             accepted.update(self._attach(pid, path, group, returns, entries))
         armed = _armed(pid, sites)
-        return [
-            replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)
-        ]
+        return [replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)]
 
     def _attach(
         self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]
@@ -132,6 +130,8 @@ class Engine:
 
     def shed(self, group: Group) -> None:
         """Detach a group's sites of every process."""
+        if group == Group.GIL:
+            self._programs.forget_gil()
         for key in [key for key in self._links if key[1] == group]:
             self._close(key)
 

@@ -31,6 +31,7 @@ TRACEPOINTS: dict[str, str] = {"sched_switch": "rls_sched_switch", "sched_proces
 """Tracepoint of the `sched` system → program."""
 
 _PAGE = 4096
+_SET_NO_GIL = 0  # enum rls_setting
 
 
 class BpfMap:
@@ -96,6 +97,7 @@ class Programs:
         self._targets = BpfMap(bcc, self._bpf["targets"])
         self._records = BpfMap(bcc, self._bpf["marker_records"])
         self._counters = BpfMap(bcc, self._bpf["counters"])
+        self._settings = BpfMap(bcc, self._bpf["settings"])
         self._cpus = _possible_cpus()
 
     def _load(self, bcc: ModuleType, name: str, attach_type: int) -> int:
@@ -113,6 +115,10 @@ class Programs:
     def add_marker_record(self, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""
         self._records.update(_u32(tid), address.to_bytes(8, "little"))
+
+    def forget_gil(self) -> None:
+        """Tell the programs that the interpreter lock is not probed: who has held it counts as holding it."""
+        self._settings.update(_u32(_SET_NO_GIL), _u32(1))
 
     def counters(self) -> ProbeCounters:
         """The programs' counters, summed over CPUs."""

@@ -1,0 +1,385 @@
+"""A profiling session: attach to processes, turn what their probes send into batches, hand them to the sinks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf import __version__
+from rlscope_ebpf.capture.cookie import Group
+from rlscope_ebpf.capture.counters import ProbeCounters
+from rlscope_ebpf.capture.engine import MAX_READ, Engine
+from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
+from rlscope_ebpf.capture.maps import MapsWatcher
+from rlscope_ebpf.capture.markers_layout import read_thread_stacks
+from rlscope_ebpf.capture.planner import Planner
+from rlscope_ebpf.capture.process import inspect, open_pidfd
+from rlscope_ebpf.errors import ProfilerError, UnsupportedError
+from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
+from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
+from rlscope_ebpf.session.costs import ProbeCosts
+from rlscope_ebpf.session.governor import Governor
+from rlscope_ebpf.session.matching import Matcher
+from rlscope_ebpf.session.options import CaptureOptions
+from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, thread_name
+
+TURN_S = 0.1
+"""Between two looks at the ring, when little is in it."""
+
+BUSY_EVENTS = 1 << 16
+"""With more events than this waiting, the next turn follows at once."""
+
+MAPS_TURN_S = 0.3
+"""Between two looks for newly loaded libraries."""
+
+GOVERNOR_TURN_S = 1.0
+
+SETTLE_NS = 10_000_000
+"""Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
+
+GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls are."
+
+
+class Profiler:
+    """One session. Use as a context manager: `attach`, then `run` until stopped.
+
+    `sinks` and `notices` (sentences for the user) may be filled before `run`.
+    """
+
+    def __init__(self, options: CaptureOptions) -> None:
+        self.options = options
+        self.sinks: list[Sink] = []
+        self.notices: list[str] = []
+        self.info: SessionInfo | None = None
+        self.costs = ProbeCosts()
+        self._engine: Engine | None = None
+        self._targets: dict[int, Target] = {}
+        self._planners: dict[int, Planner] = {}
+        self._definitions: list[Definition] = []
+        self._attached = self._armed = self._shed = self._received = 0
+        self._counters: ProbeCounters | None = None
+        self._governor = Governor(options.max_overhead / 100)
+        self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
+        self._matcher: Matcher | None = None
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The profiled processes."""
+        return tuple(self._targets.values())
+
+    def prepare(self) -> None:
+        """Compile and load the BPF programs: what can be done before the target is known. Raises ProfilerErrors."""
+        if self._engine is None:
+            self._engine = Engine(self._choose_method())
+            try:
+                self._engine.follow_scheduler()
+            except OSError as error:
+                self.notices.append(
+                    f"The scheduler's tracepoints are not available ({error.strerror}): waiting threads show as running."
+                )
+
+    def attach(self) -> None:
+        """Attach to every process of the options. Raises ProfilerErrors; nothing stays attached then."""
+        processes = [inspect(pid) for pid in self.options.pids]
+        # Compiling takes about as long as planning; both mostly run outside the interpreter lock.
+        failure: list[ProfilerError] = []
+
+        def compile_programs() -> None:
+            try:
+                self.prepare()
+            except ProfilerError as error:
+                failure.append(error)
+
+        compiler = threading.Thread(target=compile_programs, name="bpf-compiler")
+        compiler.start()
+        try:
+            start_ns = monotonic_ns()
+            for process in processes:
+                target = Target(process, MapsWatcher(process.pid), start_ns, open_pidfd(process))
+                self._targets[process.pid] = target
+                planner = Planner(process, self.options.libraries, self.options.markers)
+                self._planners[process.pid] = planner
+                planner.plan(target.watcher.poll() or [])
+        finally:
+            compiler.join()
+        if failure:
+            raise failure[0]
+        start_ns = monotonic_ns()
+        self._matcher = Matcher(start_ns, thread_name=thread_name)
+        for target in self._targets.values():
+            target.start_ns = start_ns
+            self._start_target(target)
+        if not self._armed:
+            raise UnsupportedError(
+                "No probe could be set in the target: " + self._why_no_probe(),
+                "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
+            )
+        self.info = self._session_info(start_ns)
+
+    def run(self, stop: threading.Event) -> SessionEnd:
+        """Capture until `stop` is set, the duration is over or every target has ended. Then detach and finish."""
+        assert self._engine and self._matcher and self.info, "attach first"
+        for sink in self.sinks:
+            sink.start(self.info)
+        reason = "detached"
+        deadline = self.info.start_ns + int(self.options.duration_s * 1e9) if self.options.duration_s else None
+        next_maps = next_governor = monotonic_ns()
+        while not stop.is_set():
+            now = monotonic_ns()
+            if deadline and now >= deadline:
+                reason = "duration"
+                break
+            if now >= next_maps:
+                next_maps = now + int(MAPS_TURN_S * 1e9)
+                self._look_at_targets(now)
+                if all(target.end_ns is not None for target in self._targets.values()):
+                    reason = "exited"
+                    break
+            if now >= next_governor:
+                next_governor = now + int(GOVERNOR_TURN_S * 1e9)
+                self._govern(now)
+            self._turn(now - SETTLE_NS)
+            if self._engine.pending_events() < BUSY_EVENTS:
+                stop.wait(TURN_S)
+        end_ns = self._drain(reason)
+        end = SessionEnd(ended_at=_rfc3339(), end_ns=end_ns, reason=reason)
+        for sink in self.sinks:
+            sink.finish(end)
+        return end
+
+    def close(self) -> None:
+        """Detach from everything. Safe to call twice."""
+        if self._engine:
+            self._engine.close()
+            self._engine = None
+        for target in self._targets.values():
+            if target.pidfd >= 0:
+                os.close(target.pidfd)
+                target.pidfd = -1
+
+    # Attaching
+
+    def _choose_method(self) -> str:
+        available = attach_methods(kernel_version())
+        wanted = self.options.attach_method
+        if wanted != "auto":
+            if wanted not in available:
+                raise UnsupportedError(
+                    f"Kernel {kernel_release()} has no attach method {wanted!r}.",
+                    f"It has: {', '.join(available) or 'none'}; leave --attach-method away to take the best.",
+                )
+            return wanted
+        if not available:
+            raise UnsupportedError(
+                f"Kernel {kernel_release()} is too old: probes with cookies need 5.15 or newer.",
+                "Run the profiler on a machine with a newer kernel.",
+            )
+        return available[0]
+
+    def _start_target(self, target: Target) -> None:
+        engine, matcher = self._engine, self._matcher
+        assert engine
+        assert matcher
+        process = target.process
+        planner = self._planners[target.pid]
+        matcher.add_process(target.info())
+        has_gil = any(site.group == Group.GIL for site in planner.sites)
+        engine.add_target(target.pid, is_python=process.is_python, assume_held=process.is_python and not has_gil)
+        if not has_gil:
+            engine.forget_gil()
+        self._seed(target)
+        self._attach(target, planner)
+
+    def _seed(self, target: Target) -> None:
+        """Tell programs and matcher of the operations that are open already."""
+        assert self._engine
+        assert self._matcher
+        seeded = set()
+        for stack in read_thread_stacks(target.pid, target.watcher.objects.values()):
+            self._engine.add_marker_record(stack.tid, stack.record_address)
+            if stack.depth:
+                self._matcher.seed_thread(target.pid, stack.tid, stack.names, target.start_ns, None)
+                seeded.add(stack.tid)
+        if target.pid not in seeded:
+            self._matcher.seed_thread(target.pid, target.pid, [], target.start_ns, None)
+
+    def _attach(self, target: Target, planner: Planner) -> None:
+        assert self._engine
+        sites = planner.take()
+        if not sites:
+            return
+        probes = self._engine.attach(target.pid, sites)
+        self._attached += len(probes)
+        self._armed += sum(probe.armed for probe in probes)
+        self._definitions.extend(probes)
+        self.notices.extend(planner.take_notes())
+
+    def _why_no_probe(self) -> str:
+        notes = [note for planner in self._planners.values() for note in planner.take_notes()]
+        return notes[0] if notes else "it has no markers, no known library and no interpreter."
+
+    def _session_info(self, start_ns: int) -> SessionInfo:
+        assert self._engine
+        capture = self.options.as_dict() | {"attach_method": self._engine.method}
+        return SessionInfo(
+            tool_version=__version__,
+            host=platform.node(),
+            kernel=kernel_release(),
+            started_at=_rfc3339(),
+            start_ns=start_ns,
+            realtime_offset_ns=_realtime_offset_ns(),
+            gpu="off" if self.options.gpu == "off" else "unavailable",
+            gpu_reason=GPU_REASON,
+            capture=capture,
+            calibration=self.costs.as_dict(),
+        )
+
+    # Turns
+
+    def _turn(self, now_ns: int) -> None:
+        """Take what is in the rings, match it, hand it out."""
+        assert self._engine
+        assert self._matcher
+        events = self._engine.read_events()
+        self._received += len(events)
+        self._take_texts(self._engine.read_texts())
+        if len(events) == MAX_READ:
+            # More is waiting: time is handed out only as far as it has been read.
+            now_ns = min(now_ns, int(events["time_ns"].max()) - SETTLE_NS)
+        self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
+
+    def _take_texts(self, texts: NDArray[np.void]) -> None:
+        assert self._matcher
+        if not len(texts):
+            return
+        open_operations = texts["kind"] == TextKind.OPEN_OPS
+        self._matcher.add_texts(texts[~open_operations])
+        for text in texts[open_operations]:  # once per thread that was there at attach
+            depth = min(int(text["key"]), OPEN_OPS_MAX)
+            addresses = [int(address) for address in np.frombuffer(text["text"].tobytes(), "<u8")[:depth]]
+            names = read_names(int(text["pid"]), addresses)
+            self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
+
+    def _hand_out(self, batch: Batch) -> None:
+        assert self._engine
+        assert self._matcher
+        if self._definitions:
+            batch.definitions.extend(self._definitions)
+            self._definitions.clear()
+        counters = self._counters = self._engine.counters()
+        batch.losses = self._losses(batch.losses, counters)
+        batch.counters = self._work(counters)
+        for sink in self.sinks:
+            sink.batch(batch)
+
+    def _losses(self, matched: Losses, counters: ProbeCounters) -> Losses:
+        return replace(
+            matched,
+            events=counters.lost_events,
+            texts=counters.lost_texts,
+            threads=counters.lost_threads,
+            healed=matched.healed + counters.healed,
+        )
+
+    def _work(self, counters: ProbeCounters) -> Counters:
+        hits = counters.hits.sum(axis=0)
+        return Counters(
+            received=self._received,
+            sent=counters.sent,
+            hits=counters.total_hits,
+            hits_by_class={
+                "nop5/entry": int(hits[0]),
+                "emulated/entry": int(hits[1]),
+                "stepped/entry": int(hits[2]),
+                "return": int(counters.returns.sum()),
+            },
+            estimated_overhead_ns=self.costs.spent_ns(counters),
+            probes_attached=self._attached,
+            probes_armed=self._armed,
+            probes_shed=self._shed,
+        )
+
+    def _look_at_targets(self, now_ns: int) -> None:
+        """Find ended targets and newly loaded libraries."""
+        assert self._engine
+        assert self._matcher
+        for target in self._targets.values():
+            if target.end_ns is not None:
+                continue
+            ended = bool(select.select([target.pidfd], [], [], 0)[0])
+            new = None if ended else target.watcher.poll()
+            if new is None:
+                target.end_ns = now_ns
+                self._matcher.update_process(target.info())
+                continue
+            if new:
+                planner = self._planners[target.pid]
+                planner.plan(new)
+                self._attach(target, planner)
+
+    def _govern(self, now_ns: int) -> None:
+        assert self._engine
+        spent = self.costs.spent_by_group_ns(self._engine.counters())
+        cpu_ns = sum(target.cpu_time_ns() for target in self._targets.values())
+        previous, self._governor_state = self._governor_state, (now_ns, spent, cpu_ns)
+        if previous is None:
+            return
+        group, notice = self._governor.decide(spent - previous[1], max(now_ns - previous[0], cpu_ns - previous[2]))
+        if group is not None:
+            self._engine.shed(group)
+            for planner in self._planners.values():
+                self._shed += planner.shed(group)
+        if notice:
+            self.notices.append(notice)
+
+    def _drain(self, reason: str) -> int:
+        """Detach, read what is left, close what is open. Returns the end of the session."""
+        assert self._engine
+        assert self._matcher
+        end_ns = monotonic_ns()
+        self._engine.detach()
+        while self._engine.pending_events():
+            before = self._received
+            self._turn(end_ns - SETTLE_NS)
+            if self._received == before:  # a program was stopped in the middle of a record: nothing more comes
+                break
+        ends = [target.end_ns for target in self._targets.values()]
+        if reason == "exited":
+            end_ns = max(end for end in ends if end is not None)
+        for target in self._targets.values():
+            if target.end_ns is None:
+                target.end_ns = end_ns
+            self._matcher.update_process(target.info())
+        self._hand_out(self._matcher.finish(end_ns))
+        return end_ns
+
+
+def _rfc3339() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _realtime_offset_ns() -> int:
+    import time
+
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) - monotonic_ns()
+
+
+__all__: Sequence[str] = ("Profiler",)

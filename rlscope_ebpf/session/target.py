@@ -1,0 +1,83 @@
+"""One profiled process: its libraries, its probes, and what it says about itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from rlscope_ebpf.capture.maps import MapsWatcher
+from rlscope_ebpf.capture.process import TargetProcess
+from rlscope_ebpf.model.tables import ProcessInfo
+
+_CLOCK_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Target:
+    """State of one process in a session."""
+
+    process: TargetProcess
+    watcher: MapsWatcher
+    start_ns: int
+    pidfd: int
+    cpu_ns: int = 0
+    end_ns: int | None = None
+    groups: set[int] = field(default_factory=set)  # probe groups attached so far
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def info(self) -> ProcessInfo:
+        """As sinks want it."""
+        return ProcessInfo(
+            pid=self.pid,
+            ppid=self.process.ppid,
+            name=self.process.name,
+            command=self.process.command,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            is_python=self.process.is_python,
+        )
+
+    def cpu_time_ns(self) -> int:
+        """CPU time of all its threads so far; the last known one once it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            self.cpu_ns = (int(fields[11]) + int(fields[12])) * 1_000_000_000 // _CLOCK_TICK
+        except (OSError, IndexError, ValueError):
+            pass
+        return self.cpu_ns
+
+
+def thread_name(pid: int, tid: int) -> str:
+    """The name the system knows a thread by; its number if it is gone."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/comm", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return str(tid)
+
+
+def read_names(pid: int, addresses: list[int]) -> list[str]:
+    """Names at addresses in a process; unreadable ones are left empty."""
+    names = []
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for address in addresses:
+                try:
+                    memory.seek(address)
+                    names.append(memory.read(128).split(b"\0")[0].decode("utf-8", "replace"))
+                except (OSError, ValueError, OverflowError):
+                    names.append("")
+    except OSError:
+        return ["" for _ in addresses]
+    return names
+
+
+def monotonic_ns() -> int:
+    """CLOCK_MONOTONIC, the clock of every event."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
