@@ -110,17 +110,16 @@ def load() -> Natives:
     released = {name: open_library(folder, name) for name in names}
     held = {name: open_library(folder, name, ctypes.PyDLL) for name in names}
     natives = Natives(folder, held["truth_clock"], released, held)
-    sys.path.insert(0, str(build.extensions()))
-    try:
-        for name in ("truth_simulator_ext", "truth_binding", "truth_simulator_pybind", "truth_simulator_nanobind"):
-            try:
-                natives.modules[name] = importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                if not name.endswith(("pybind", "nanobind")):
-                    raise
-                natives.skipped[name.removeprefix("truth_simulator_")] = str(error)
-    finally:
-        del sys.path[0]
+    extensions = build.extensions()
+    sys.path.insert(0, str(extensions))
+    for name in ("truth_simulator_ext", "truth_binding", "truth_simulator_pybind", "truth_simulator_nanobind"):
+        if any(extensions.glob(f"{name}.*")):
+            natives.modules[name] = importlib.import_module(name)
+        else:
+            natives.skipped[name.removeprefix("truth_simulator_")] = (
+                "the interpreter cannot import its headers' package"
+            )
+    del sys.path[0]
     try:
         natives.cffi = _cffi_libraries(folder)
     except ImportError as error:

@@ -6,9 +6,9 @@ Two logs per thread, both in ns of CLOCK_MONOTONIC, merged afterwards:
   action. The cost of a probe at the entry or at the exit lies outside these stamps.
 * the Python log (`Recorder`): where operations begin and end, sleeps, waits for the interpreter lock.
 
-An operation begins (ends) halfway through the call of its marker: one stamp is taken just before the call and one just
-after, and the middle of both counts. A probe on the marker takes its own time stamp somewhere inside, so at most half of
-its cost can fall on the wrong side, and a parent operation and its child share that cost evenly.
+An operation begins (ends) halfway through the call of its marker: one stamp is taken just before the call and one
+just after, and the middle of both counts. A probe on the marker takes its own time stamp somewhere inside, so at most
+half of its cost can fall on the wrong side, and a parent operation and its child share that cost evenly.
 
 What is left of an operation's wall time when native stretches, sleeps and waits are taken out is `python`.
 """

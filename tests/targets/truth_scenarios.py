@@ -1,8 +1,8 @@
 """What the known-truth program does, one scenario after the other. Each opens its own operations.
 
 The work is planned: the lengths of all stretches come from a seeded generator and a scenario ends when the lengths it
-has drawn add up to its share of `--seconds`. So two runs with the same options do the same work, however much a profiler
-slows one of them.
+has drawn add up to its share of `--seconds`. So two runs with the same options do the same work, however much a
+profiler slows one of them.
 """
 
 from __future__ import annotations
@@ -437,7 +437,7 @@ class Crew:
                         held_infer(work.stretch(0.5))
                     held_simulate(work.stretch(0.5))
                     work.sleep()
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as error:  # handed to the thread that waits
             self.failures.append(error)
 
 
@@ -477,53 +477,92 @@ def nesting(work: Work) -> None:
         rls.progress(number)
 
 
+@dataclass
+class _Turn:
+    """The stamps around one turn of a decorated function: its markers are called between them."""
+
+    recorder: Recorder
+    name: str
+    before: int = 0
+    finished: int = 0
+
+    def begun(self) -> None:
+        """The function's first act in this turn."""
+        self.recorder.begun(self.name, self.before, monotonic_ns())
+
+    def finish(self) -> None:
+        """Its last act in this turn."""
+        self.finished = monotonic_ns()
+
+    def take(self, step: Callable[[], object]) -> None:
+        """Runs one turn."""
+        self.before = monotonic_ns()
+        with suppress(StopIteration):
+            step()
+        self.recorder.ended(self.finished, monotonic_ns())
+
+
 @scenario
 def decorated(work: Work) -> None:
-    """Decorated functions and coroutines, and a generator that yields with an operation open."""
+    """Decorated functions, coroutines and generators, and a plain `with` around a yield.
+
+    A decorated coroutine's (generator's) operation is open while it runs and closed while it is suspended: each turn is
+    an instance. A plain `with` stays open, and the consumer's time is its time.
+    """
     recorder = work.recorder
     simulate, infer = work.ctypes_spins()
-    before = 0
+    call, awaited, yielded = (_Turn(recorder, name) for name in ("function", "coroutine", "generator"))
 
     @rls.operation("function")
-    def function() -> int:
-        recorder.begun("function", before, monotonic_ns())
+    def function() -> None:
+        call.begun()
         work.python()
         simulate(work.stretch())
-        return monotonic_ns()
+        call.finish()
 
     class Suspension:
         def __await__(self) -> Generator[None, None, None]:
             yield
 
     @rls.operation("coroutine")
-    async def coroutine() -> int:
-        recorder.begun("coroutine", before, monotonic_ns())
+    async def coroutine() -> None:
+        awaited.begun()
         work.python()
-        await Suspension()  # the operation stays open while the coroutine waits
+        awaited.finish()
+        await Suspension()
+        awaited.begun()
         infer(work.stretch())
-        return monotonic_ns()
+        work.python()
+        awaited.finish()
 
+    @rls.operation("generator")
     def generator() -> Generator[None, None, None]:
-        with recorder.operation("generator"):
+        yielded.begun()
+        work.python()
+        yielded.finish()
+        yield
+        yielded.begun()
+        simulate(work.stretch())
+        yielded.finish()
+
+    def plain() -> Generator[None, None, None]:
+        with recorder.operation("plain_generator"):
             for _ in range(2):
                 work.python()
-                yield  # the operation stays open: the consumer's time is its time
+                yield
 
     for _ in work.rounds():
-        before = monotonic_ns()
-        ended = function()
-        recorder.ended(ended, monotonic_ns())
-
-        running = coroutine()
-        before = monotonic_ns()
-        running.send(None)
-        work.sleep()
-        try:
-            running.send(None)
-        except StopIteration as stop:
-            recorder.ended(stop.value, monotonic_ns())
-
-        for _ in generator():
+        with recorder.operation("decorated"):
+            call.take(function)
+            running = coroutine()
+            awaited.take(lambda: running.send(None))  # noqa: B023 - called at once
+            work.sleep()
+            awaited.take(lambda: running.send(None))  # noqa: B023
+            turns = generator()
+            yielded.take(lambda: next(turns))  # noqa: B023
+            simulate(work.stretch())
+            yielded.take(lambda: next(turns))  # noqa: B023
+        for _ in plain():
             simulate(work.stretch())
 
 
