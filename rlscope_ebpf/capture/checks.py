@@ -90,9 +90,9 @@ class Check:
 def check_host() -> list[Check]:
     """Every check of this host. Attaches one probe to this very process, for a moment, if it may."""
     checks = [check_machine(platform.machine()), check_kernel(kernel_release()), check_uprobes(), check_lockdown()]
+    checks += [check_btf(), check_paranoid(), check_memlock()]
     permissions = check_permissions(os.geteuid(), effective_capabilities())
     checks += permissions
-    checks += [check_btf(), check_paranoid(), check_memlock()]
     bcc = check_bcc()
     checks += [bcc, check_headers()]
     checks.append(

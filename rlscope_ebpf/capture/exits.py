@@ -1,0 +1,282 @@
+"""Where a function is left: its `ret` instructions and tail jumps, for functions that must not get a return probe.
+
+A return probe replaces the return address on the stack. An exception that unwinds through such a frame finds no
+caller and ends the process, so functions that may let one pass are watched at each instruction that leaves them.
+At every exit site rsp equals its value at the function's entry.
+
+The same scan tells which functions cannot let an exception pass, and may have a return probe after all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rlscope_ebpf.capture.sites import disassembler
+
+_FOLLOWED_PARTS: Final = 16  # tail-called functions and cold parts scanned with the function itself
+_FOLLOWED_BYTES: Final = 1 << 18
+_THROW_DEPTH: Final = 4
+_TABLE_WINDOW: Final = 12  # instructions between a switch's table load and its jump
+
+_RIP_SLOT = re.compile(r"qword ptr \[rip ([+-]) (0x[0-9a-f]+|\d+)\]")
+_SCALED = re.compile(r"\[.*\*[48].*\]")
+_STACK_STEP = re.compile(r"rsp, (0x[0-9a-f]+|\d+)$")
+_PREFIXES = ("bnd ", "notrack ", "rep ", "repz ", "repne ")
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A jump that leaves the scanned range."""
+
+    vaddr: int
+    target: int | None  # None: through a slot of memory or a register
+    slot: int | None  # the slot's address if it is rip-relative (global offset table)
+    conditional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CodeScan:
+    """What a linear disassembly of one function says."""
+
+    returns: tuple[int, ...]  # addresses of ret
+    jumps: tuple[Jump, ...]  # out of the function
+    calls: frozenset[int]  # targets of direct calls
+    call_slots: frozenset[int]  # slots of calls through the global offset table
+    unknown_calls: bool  # calls through other pointers
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A function's bytes."""
+
+    vaddr: int
+    data: bytes
+
+
+CodeAt = Callable[[int], Code | None]
+"""Gives the function of the same file that contains an address, or None (import stubs, other sections)."""
+
+
+def scan(code: bytes, vaddr: int) -> CodeScan | None:
+    """Disassemble a whole function. None if its instructions or its ways out cannot be told for certain."""
+    rows = list(disassembler().disasm_lite(code, vaddr))
+    end = vaddr + len(code)
+    if not rows or rows[-1][0] + rows[-1][1] != end:
+        return None
+    boundaries = {row[0] for row in rows}
+    returns: list[int] = []
+    jumps: list[Jump] = []
+    calls: set[int] = set()
+    slots: set[int] = set()
+    unknown = False
+    for index, (address, size, mnemonic, operands) in enumerate(rows):
+        first = mnemonic[0]
+        if first not in "jlcrbnx":
+            continue
+        name = _bare(mnemonic)
+        if name in ("ret", "retf", "retq"):
+            returns.append(address)
+        elif name == "call":
+            if operands.startswith("0x"):
+                calls.add(int(operands, 16))
+            elif (slot := _slot(operands, address + size)) is not None:
+                slots.add(slot)
+            else:
+                unknown = True
+        elif name == "jmp" and not operands.startswith("0x"):
+            slot = _slot(operands, address + size)
+            if slot is not None:
+                jumps.append(Jump(address, None, slot, conditional=False))
+            elif mnemonic.startswith("notrack") or _SCALED.search(operands) or _is_table_jump(rows, index):
+                continue  # a switch: its targets lie inside
+            elif operands.startswith("qword ptr ["):
+                jumps.append(Jump(address, None, None, conditional=False))
+                unknown = True
+            else:
+                depth = _depth_at(rows, index)
+                if depth is None or (depth == 0 and not _is_loaded_pointer(rows, index)):
+                    return None  # a tail call through a register, or a switch in a leaf: cannot be told
+                if depth == 0:
+                    jumps.append(Jump(address, None, None, conditional=False))
+                    unknown = True
+        elif operands.startswith("0x") and (first == "j" or name in ("loop", "loope", "loopne", "xbegin")):
+            target = int(operands, 16)
+            if vaddr <= target < end:
+                if target not in boundaries:
+                    return None  # data among the code, or overlapping instructions
+            else:
+                jumps.append(Jump(address, target, None, conditional=name != "jmp"))
+    return CodeScan(tuple(returns), tuple(jumps), frozenset(calls), frozenset(slots), unknown)
+
+
+def exit_sites(code: bytes, vaddr: int, code_at: CodeAt = lambda _: None) -> tuple[int, ...] | None:
+    """Addresses of every instruction by which the function is left, sorted; None if they cannot be enumerated.
+
+    A jump to other code of the file (a cold part, a tail-called function) is followed and that code's exits are taken
+    in its place, so that its time still counts; other callers of it hit these sites too, with another rsp. A tail jump
+    into another object counts as the exit itself. An unexpected exception makes no exit: nothing is hit then.
+    """
+    pending = [Code(vaddr, code)]
+    seen: set[int] = set()
+    exits: set[int] = set()
+    budget = _FOLLOWED_BYTES
+    while pending:
+        part = pending.pop()
+        if part.vaddr in seen:
+            continue
+        found = scan(part.data, part.vaddr)
+        if found is None:
+            return None
+        seen.add(part.vaddr)
+        budget -= len(part.data)
+        exits.update(found.returns)
+        for jump in found.jumps:
+            following = code_at(jump.target) if jump.target is not None else None
+            if following is not None:
+                if following.vaddr in seen:
+                    continue
+                if len(seen) + len(pending) < _FOLLOWED_PARTS and len(following.data) <= budget:
+                    pending.append(following)
+                    continue
+            if jump.conditional:
+                return None  # not taken, it leaves nothing
+            exits.add(jump.vaddr)
+    return tuple(sorted(exits))
+
+
+def lets_no_exception_pass(
+    function: Code, code_at: CodeAt, is_safe_slot: Callable[[int], bool], is_safe_stub: Callable[[int], bool]
+) -> bool:
+    """Whether nothing that the function calls, as far as can be seen, throws.
+
+    `is_safe_slot` and `is_safe_stub` tell for a slot of the global offset table and for an import stub whether the
+    imported function throws nothing. Calls through other pointers count as throwing.
+    """
+    known: set[int] = set()
+
+    def safe(part: Code, depth: int) -> bool:
+        if part.vaddr in known:
+            return True
+        if depth > _THROW_DEPTH or len(known) >= 4 * _FOLLOWED_PARTS:
+            return False
+        known.add(part.vaddr)
+        found = scan(part.data, part.vaddr)
+        if found is None or found.unknown_calls or not all(map(is_safe_slot, found.call_slots)):
+            return False
+        targets = set(found.calls)
+        for jump in found.jumps:
+            if jump.slot is not None and not is_safe_slot(jump.slot):
+                return False
+            if jump.target is not None:
+                targets.add(jump.target)
+        for target in targets:
+            following = code_at(target)
+            if following is None:
+                if not is_safe_stub(target):
+                    return False
+            elif not safe(following, depth + 1):
+                return False
+        return True
+
+    return safe(function, 0)
+
+
+Row = tuple[int, int, str, str]
+
+
+def _bare(mnemonic: str) -> str:
+    for prefix in _PREFIXES:
+        mnemonic = mnemonic.removeprefix(prefix)
+    return mnemonic
+
+
+def _slot(operands: str, following: int) -> int | None:
+    match = _RIP_SLOT.fullmatch(operands)
+    if match is None:
+        return None
+    displacement = int(match[2], 0)
+    return following + (displacement if match[1] == "+" else -displacement)
+
+
+def _is_table_jump(rows: list[Row], index: int) -> bool:
+    """`movsxd r, [base + i*4]; add r, base; jmp r`, or `mov r, [base + i*8]; jmp r`: how compilers write switches."""
+    register = rows[index][3]
+    added, partner = False, ""
+    for _, _, mnemonic, operands in reversed(rows[max(0, index - _TABLE_WINDOW) : index]):
+        destination, _, source = operands.partition(", ")
+        if mnemonic == "add" and destination == register:
+            added = True
+            # The table's offset may have been loaded into either register of the addition.
+            partner = source
+        elif destination == register or (added and destination == partner):
+            if mnemonic == "movsxd" and _SCALED.search(source):
+                return True
+            if mnemonic == "mov" and destination == register:
+                return bool(_SCALED.search(source))
+            if mnemonic != "lea" and destination == register:
+                return False
+    return False
+
+
+def _is_loaded_pointer(rows: list[Row], index: int) -> bool:
+    """Whether the straight line before a register jump loads the register from a plain field: a virtual call."""
+    register = rows[index][3]
+    for _, _, mnemonic, operands in reversed(rows[max(0, index - _TABLE_WINDOW) : index]):
+        if mnemonic[0] == "j" or mnemonic in ("call", "ret"):
+            return False
+        destination, _, source = operands.partition(", ")
+        if destination == register:
+            return mnemonic == "mov" and "[" in source and not _SCALED.search(source)
+    return False
+
+
+def _depth_at(rows: list[Row], index: int) -> int | None:
+    """Bytes that the stack has grown since the entry before instruction `index`; None if no path there is understood.
+
+    A tail call needs 0. Follows branches from the entry; aligned frames count as -1 (grown by an unknown amount).
+    """
+    at = {row[0]: number for number, row in enumerate(rows)}
+    depths: dict[int, tuple[int, int | None]] = {}
+    pending: list[tuple[int, tuple[int, int | None]]] = [(0, (0, None))]
+    while pending:
+        number, (depth, frame) = pending.pop()
+        while number < len(rows) and number not in depths:
+            depths[number] = (depth, frame)
+            if number == index:
+                return depth
+            _, _, mnemonic, operands = rows[number]
+            name = _bare(mnemonic)
+            if name in ("ret", "ud2", "hlt"):
+                break
+            step = _STACK_STEP.fullmatch(operands)
+            if name == "push" and depth >= 0:
+                depth += 8
+            elif name == "pop" and depth >= 0:
+                depth -= 8
+                if operands == "rbp":
+                    frame = None
+            elif name in ("sub", "add") and step and depth >= 0:
+                depth += int(step[1], 0) * (1 if name == "sub" else -1)
+            elif name == "and" and operands.startswith("rsp,"):
+                depth = -1
+            elif name == "mov" and operands == "rbp, rsp":
+                frame = depth
+            elif name == "leave" and frame is not None:
+                depth, frame = frame - 8, None
+            elif name == "lea" and operands.startswith("rsp, [rbp") and frame is not None:
+                offset = re.search(r"([+-]) (0x[0-9a-f]+|\d+)\]", operands)
+                depth = frame + (int(offset[2], 0) * (-1 if offset[1] == "+" else 1) if offset else 0)
+            elif operands.startswith(("rsp,", "esp,")) and name not in ("cmp", "test"):
+                depth = -1
+            if name.startswith("j"):
+                if operands.startswith("0x"):
+                    target = at.get(int(operands, 16))
+                    if target is not None:
+                        pending.append((target, (depth, frame)))
+                if name == "jmp":
+                    break
+            number += 1
+    return None

@@ -1,0 +1,94 @@
+"""What can be said about a process before it is profiled: the rows that `doctor --pid` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlscope_ebpf.capture.checks import Check
+from rlscope_ebpf.capture.maps import MapsWatcher
+from rlscope_ebpf.capture.planner import Planner
+from rlscope_ebpf.capture.process import SECCOMP_MODES, TargetProcess, inspect
+from rlscope_ebpf.errors import ProfilerError
+
+GROUP = "target"
+
+
+def check_target(pid: int) -> list[Check]:
+    """Every check of a process. Attaches nothing and stops nothing; a process that is refused gives one failed row."""
+    try:
+        target = inspect(pid)
+    except ProfilerError as error:
+        return [Check(GROUP, f"process {pid}", "failed", error.problem, error.remedy, error.status)]
+    return [
+        Check(
+            GROUP, f"process {pid}", "ok", f"{target.name}, {target.threads} threads: {' '.join(target.command)[:200]}"
+        ),
+        check_python(target),
+        check_seccomp(target),
+        check_namespaces(target),
+        *check_probes(target),
+    ]
+
+
+def check_python(target: TargetProcess) -> Check:
+    """The interpreter, without which the time in Python is not told from the rest."""
+    if target.python is None:
+        return Check(GROUP, "Python", "info", "not a Python process: markers and native calls are seen all the same")
+    return Check(
+        GROUP, "Python", "ok", f"CPython {target.python_version or '(version unknown)'} in {target.python.image}"
+    )
+
+
+def check_seccomp(target: TargetProcess) -> Check:
+    """System call filters, which on some kernels deny what a return probe does."""
+    mode = SECCOMP_MODES.get(target.seccomp_mode, str(target.seccomp_mode))
+    if target.allows_return_probes:
+        return Check(GROUP, "seccomp", "ok", mode)
+    return Check(
+        GROUP,
+        "seccomp",
+        "warning",
+        f"{mode}: on this kernel the filter may end the process at a return probe, so none is used",
+        "Upgrade to Linux 6.14 or newer to see the ends of calls.",
+    )
+
+
+def check_namespaces(target: TargetProcess) -> Check:
+    """Whether it lives in a container of its own."""
+    parts = []
+    if not target.same_mount_namespace:
+        parts.append("its own file systems, read through /proc")
+    if len(target.namespace_pids) > 1:
+        parts.append(f"it knows itself as process {target.namespace_pids[-1]}")
+    return Check(GROUP, "namespaces", "ok", "; ".join(parts) or "the same as the profiler's")
+
+
+def check_probes(target: TargetProcess) -> Sequence[Check]:
+    """What would be probed."""
+    try:
+        planner = Planner(target, (), ())
+        planner.plan(MapsWatcher(target.pid).poll() or [])
+    except ProfilerError as error:
+        return [Check(GROUP, "probes", "failed", error.problem, error.remedy, error.status)]
+    sites = planner.take()
+    libraries: dict[str, int] = {}
+    for site in sites:
+        libraries[site.library] = libraries.get(site.library, 0) + 1
+    checks = [
+        Check(GROUP, "library", "ok", f"{path}: {number} probe sites")
+        for path, number in sorted(libraries.items(), key=lambda item: -item[1])
+    ]
+    if sites:
+        checks.append(Check(GROUP, "probes", "ok", f"{len(sites)} sites in {len(libraries)} files"))
+    else:
+        checks.append(
+            Check(
+                GROUP,
+                "probes",
+                "warning",
+                "no site found: no markers, no known library and no interpreter",
+                "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
+            )
+        )
+    checks += [Check(GROUP, "note", "info", note) for note in planner.take_notes()]
+    return checks

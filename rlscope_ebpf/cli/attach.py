@@ -1,0 +1,31 @@
+"""`rlscope-ebpf attach`: profile processes that run already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from rlscope_ebpf.cli.options import capture_options, read_capture_options
+from rlscope_ebpf.session.options import parse_pids
+
+
+@click.command("attach")
+@click.option("--pid", "pids", type=int, multiple=True, metavar="N", help="Process to attach to. Repeatable.")
+@capture_options
+@click.pass_context
+def command(context: click.Context, /, pids: tuple[int, ...], **given: Any) -> int:
+    """Attach to running processes and show where their time goes.
+
+    On a terminal the live UI is shown; otherwise progress goes to stderr. Ctrl-C (or q) detaches, finishes the trace
+    and prints the summary on stdout; the target runs on.
+    """
+    options = replace(read_capture_options(**given), pids=parse_pids(pids))
+
+    from rlscope_ebpf.cli.recording import follow_notices, record
+
+    recording = record(options, notices=follow_notices(context))
+    if recording.failure is not None:
+        raise recording.failure
+    return 0
