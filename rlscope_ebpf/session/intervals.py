@@ -1,0 +1,209 @@
+"""Rows of the intervals table: from a stream of events to stretches of a thread's time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.model.categories import Opened, ThreadState
+from rlscope_ebpf.model.events import EventFlag, EventKind
+from rlscope_ebpf.model.tables import INTERVAL_DTYPE
+from rlscope_ebpf.session.operations import OperationStep, Runs
+from rlscope_ebpf.session.phases import PhaseTimeline
+from rlscope_ebpf.session.registry import Ints
+from rlscope_ebpf.session.stream import ASSUMED, OPEN_ROW, Stream
+
+_OPENED_BY = {
+    EventKind.CALL: Opened.CALL,
+    EventKind.RETURN: Opened.RETURN,
+    EventKind.GIL_RELEASE: Opened.GIL_RELEASE,
+    EventKind.GIL_ACQUIRE: Opened.GIL_ACQUIRE,
+    EventKind.OP_BEGIN: Opened.OP_BEGIN,
+    EventKind.OP_END: Opened.OP_END,
+    EventKind.PHASE: Opened.PHASE,
+    EventKind.OFF_CPU: Opened.SCHEDULER,
+    EventKind.ON_CPU: Opened.SCHEDULER,
+}
+# By kind of event: does it open an interval, and as what; is it a probe hit of its own; does `arg` count silent hits.
+_OPENS = np.zeros(256, np.bool_)
+_OPENS[[OPEN_ROW, *_OPENED_BY]] = True
+_OPENED = np.zeros(256, np.uint8)
+_OPENED[list(_OPENED_BY)] = list(_OPENED_BY.values())
+_OWN_HIT = np.zeros(256, np.int64)
+_OWN_HIT[
+    [*(set(EventKind) - {EventKind.PROGRESS_TOTAL, EventKind.OFF_CPU, EventKind.ON_CPU, EventKind.THREAD_EXIT})]
+] = 1
+_SILENT_HITS = np.zeros(256, np.int64)  # masks of `arg`
+_SILENT_HITS[[EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, EventKind.GIL_ACQUIRE]] = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Intervals in the making; rows of a run are contiguous and in order of time."""
+
+    table: NDArray[np.void]  # INTERVAL_DTYPE without phase and duration
+    run: Ints
+    end_ns: Ints
+    healed: int  # contradictions found
+
+
+def make_rows(stream: Stream, runs: Runs, carried: NDArray[np.void], step: OperationStep) -> Rows:
+    """One row per event that opens an interval; `carried` (SLOT_DTYPE) holds each run's slot before the batch."""
+    continued = stream.first[runs.continued]
+    opened = _OPENED[stream.kind]
+    opened[continued] = carried["opened"][runs.continued]
+    ignored = np.setdiff1d(step.unmatched, step.at)
+    opened[ignored] = Opened.CONTINUED
+    state = _states(stream)
+    state[continued] = carried["state"][runs.continued]
+    category, healed = _followed_categories(stream)
+
+    opens = _OPENS[stream.kind]
+    opens[ignored] = False
+    # Where events were lost, one that opens nothing may still find its thread elsewhere.
+    opens[1:] |= (category[1:] != category[:-1]) | (state[1:] != state[:-1])
+    opens[stream.first] = True
+    opens[stream.last[stream.exited]] = False
+
+    at = np.flatnonzero(opens)
+    run = stream.run[at]
+    first = at.searchsorted(stream.first)
+    table = np.zeros(len(at), INTERVAL_DTYPE)
+    table["thread"] = runs.thread[run]
+    table["path"] = _paths(
+        len(at), first, np.where(runs.continued, carried["path"], 0), at.searchsorted(step.at), step.path
+    )
+    table["site"] = _sites(stream.site[at], opened[at], first)
+    start_ns = stream.time_ns[at]
+    table["start_ns"] = start_ns
+    table["hits"] = np.add.reduceat(_hits(stream, continued), at)
+    table["category"] = category[at]
+    table["opened"] = opened[at]
+    table["origin"] = np.where(opened[at] == Opened.CONTINUED, category[at], stream.origin[at])
+    table["state"] = state[at]
+    end_ns = np.append(start_ns[1:], 0)
+    end_ns[np.append(first[1:], len(at)) - 1] = runs.end_ns
+    rows = Rows(table, run, end_ns, healed)
+    if not healed:
+        return rows
+    torn = (opened[at] == Opened.CALL) & (category[at] != stream.category[at])
+    return _tear(rows, torn, stream.category[at])
+
+
+def cut_at_phases(rows: Rows, phases: PhaseTimeline, process_of_run: Ints) -> Rows:
+    """Cut rows where another thread changed the phase of the process, and fill in the phase."""
+    process = process_of_run[rows.run]
+    start_ns = rows.table["start_ns"].astype(np.int64)
+    pieces = phases.cut(process, start_ns, rows.end_ns)
+    if pieces is not None:
+        table = rows.table[pieces.source]
+        table["start_ns"] = start_ns = pieces.start_ns
+        table["hits"][pieces.cut] = 0
+        table["opened"][pieces.cut] = Opened.PHASE
+        table["origin"][pieces.cut] = table["category"][pieces.cut]
+        end_ns = rows.end_ns[pieces.source]
+        end_ns[:-1][pieces.cut[1:]] = start_ns[1:][pieces.cut[1:]]
+        process = process[pieces.source]
+        rows = Rows(table, rows.run[pieces.source], end_ns, rows.healed)
+    rows.table["phase"] = phases.at(process, start_ns)
+    return rows
+
+
+def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """Rows to hand out, and per run the row that stays open (of no meaning where `exited`, by run).
+
+    Rows without duration are left out unless a call opened them; their hits go to the next row of the run. The last
+    row of a living run stays open: what the next batch must still say of it is in the second array.
+    """
+    table = rows.table
+    duration = rows.end_ns - table["start_ns"].astype(np.int64)
+    table["duration_ns"] = duration
+    last = np.append(rows.run[1:] != rows.run[:-1], True)
+    emit = (duration > 0) | (table["opened"] == Opened.CALL)
+    held = emit | last
+    if not held.all():
+        kept = np.flatnonzero(held)
+        hits = np.add.reduceat(table["hits"], np.append(0, kept[:-1] + 1))
+        table, duration, emit, last = table[kept], duration[kept], emit[kept], last[kept]
+        table["hits"] = hits
+    ends = np.flatnonzero(last)
+    instant = duration[ends] == 0
+    emit[ends] = np.where(instant, exited & (emit[ends] | (table["hits"][ends] > 0)), True)
+    still_open = table[ends]
+    handed = ~instant
+    still_open["hits"][handed] = 0
+    still_open["opened"][handed] = Opened.CONTINUED
+    still_open["origin"][handed] = still_open["category"][handed]
+    return (table if emit.all() else table[emit]), still_open
+
+
+def _states(stream: Stream) -> NDArray[np.uint8]:
+    """Whoever meets a probe runs; only going off a CPU leads to another state."""
+    state = np.full(len(stream.kind), ThreadState.RUNNING, np.uint8)
+    off = np.flatnonzero(stream.kind == EventKind.OFF_CPU)
+    state[off] = np.where(stream.arg[off] == 0, ThreadState.RUNNABLE, ThreadState.BLOCKED)
+    return state
+
+
+def _followed_categories(stream: Stream) -> tuple[NDArray[np.uint8], int]:
+    """Category after each event as the next one tells it, and how often that contradicts the event's own word."""
+    wrong = stream.category[:-1] != stream.origin[1:]
+    wrong[stream.first[1:] - 1] = False
+    at = np.flatnonzero(wrong)
+    if not len(at):
+        return stream.category, 0
+    at = at[stream.flags[at + 1] & ASSUMED == 0]
+    category = stream.category.copy()
+    category[at] = stream.origin[at + 1]
+    return category, int(np.count_nonzero(stream.flags[at + 1] & EventFlag.FIRST == 0))
+
+
+def _hits(stream: Stream, continued: Ints) -> Ints:
+    """Probe hits charged to the time right after each event."""
+    hits = _OWN_HIT[stream.kind]
+    # Frames found dead and operations whose frame went belong to a hit that has an event of its own, or was silent.
+    hits[stream.flags & EventFlag.HEALED != 0] = 0
+    hits[(stream.kind == EventKind.OP_END) & (stream.arg != 0)] = 0
+    silent = stream.arg.view(np.int64) & _SILENT_HITS[stream.kind]
+    if silent.any():
+        hits[stream.first] += silent[stream.first]  # nothing of this thread is known before it
+        silent[stream.first] = 0
+        hits[:-1] += silent[1:]
+    hits[continued] = hits[continued] + stream.arg[continued].astype(np.int64)
+    return hits
+
+
+def _paths(count: int, first: Ints, first_path: NDArray[np.integer], changes: Ints, path: Ints) -> Ints:
+    """Path of every row: that of its run's begin until the innermost operation changes."""
+    values = np.zeros(count, np.int64)
+    known = np.zeros(count, np.bool_)
+    values[first], known[first] = first_path, True
+    values[changes], known[changes] = path, True  # of several ends in one event the last one counts
+    at = np.flatnonzero(known)
+    return np.repeat(values[at], np.diff(at, append=count))
+
+
+def _sites(site: NDArray[np.uint32], opened: NDArray[np.uint8], first: Ints) -> NDArray[np.uint32]:
+    """Site of every row; one opened by the scheduler, or by nothing, goes on at the site before it."""
+    own = (opened != Opened.SCHEDULER) & (opened != Opened.CONTINUED)
+    own[first] = True
+    if own.all():
+        return site
+    at = np.flatnonzero(own)
+    return np.repeat(site[at], np.diff(at, append=len(site)))
+
+
+def _tear(rows: Rows, torn: NDArray[np.bool_], told: NDArray[np.uint8]) -> Rows:
+    """Let a call whose return was lost stand as an instant, and the time after it as the thread really spent it."""
+    source = np.repeat(np.arange(len(torn)), 1 + torn)
+    rest = np.append(False, source[1:] == source[:-1])
+    call = np.append(rest[1:], False)
+    table, end_ns = rows.table[source], rows.end_ns[source]
+    table["category"][call] = told[source[call]]
+    table["hits"][call] = 0
+    end_ns[call] = table["start_ns"][call]
+    table["opened"][rest] = Opened.CONTINUED
+    table["origin"][rest] = table["category"][rest]
+    return Rows(table, rows.run[source], end_ns, rows.healed)
