@@ -21,7 +21,10 @@ PACKAGE = "rlscope_ebpf"
 OLDEST_ABI = "cp310"
 
 # Shared objects that are loaded into targets: file name -> sources.
-LIBRARIES = {"librlscope_markers.so": ["userspace/rlscope_markers.c"]}
+LIBRARIES = {
+    "librlscope_markers.so": ["userspace/rlscope_markers.c"],
+    "librlscope_cartpole.so": ["userspace/demo/cartpole.c"],  # the demo's simulator
+}
 
 MARKERS = Extension(
     f"{PACKAGE}._markers",
