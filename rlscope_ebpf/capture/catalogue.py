@@ -136,8 +136,9 @@ def _library(row: Mapping[str, Any]) -> Library:
 
 
 _ENTRY_KEYS = {
-    "symbols", "match", "except", "contains", "methods", "dispatcher", "imports", "action", "noexcept", "from_python", "when",
-}  # fmt: skip
+    *("symbols", "match", "except", "contains", "methods", "dispatcher", "imports"),
+    *("action", "noexcept", "from_python", "when"),
+}
 
 
 def _entry(row: Mapping[str, Any], library: str) -> Entry:

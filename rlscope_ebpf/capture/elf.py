@@ -141,7 +141,8 @@ class FunctionBounds:
         if not len(self.starts):
             return np.zeros(len(vaddrs), bool)
         index = np.minimum(np.searchsorted(self.starts, vaddrs), len(self.starts) - 1)
-        return self.starts[index] == vaddrs
+        found: NDArray[np.bool_] = self.starts[index] == vaddrs
+        return found
 
 
 class _Strings:
@@ -437,6 +438,17 @@ class ElfFile:
                     found.add((vaddr, size))
         return sorted(found)
 
+    def function_names(self, vaddrs: Iterable[int]) -> dict[int, str]:
+        """Names of functions at addresses, as far as symbols tell; exported names before local ones."""
+        wanted = np.array(sorted(vaddrs), np.uint64)
+        names: dict[int, str] = {}
+        for table, strings in (self._dynsym, self._symtab):
+            rows = np.flatnonzero(((table["info"] & 15) == STT_FUNC) & (table["shndx"] != 0))
+            rows = rows[np.isin(table["value"][rows], wanted)]
+            for vaddr, name in zip(table["value"][rows].tolist(), table["name"][rows].tolist(), strict=True):
+                names.setdefault(vaddr, strings[name].partition("@")[0])
+        return names
+
     def local_functions(self, *, containing: str = "") -> tuple[Function, ...]:
         """Functions of .symtab whose name contains `containing`, exported ones too.
 
@@ -544,7 +556,7 @@ class ElfFile:
         if section is None or section.type == SHT_NOBITS or section.size < 12:
             return np.empty(0, np.uint64)
         data = self.section_data(section)
-        # Version 1, pc-relative pointer, 4-byte count, table of 4-byte offsets from the section: what every linker writes.
+        # Version 1, pc-relative pointer, 4-byte count, 4-byte offsets from the section: what every linker writes.
         if data[0] != 1 or data[2] & 0x0F not in (0x03, 0x0B) or data[3] != 0x3B or data[1] & 0x0F != 0x0B:
             return np.empty(0, np.uint64)
         count = min(int(np.frombuffer(data, "<u4", 1, 8)[0]), (len(data) - 12) // 8)

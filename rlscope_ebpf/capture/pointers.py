@@ -6,6 +6,7 @@ Whatever calls into a library without knowing its names finds it by such a point
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,8 +29,12 @@ from rlscope_ebpf.capture.maps import MappedObject
 _METHOD_FLAGS: Final = 0x3FF
 _CALLING_CONVENTIONS: Final = 0x1 | 0x4 | 0x8 | 0x80  # VARARGS, NOARGS, O, FASTCALL: a method has one of them
 _PREINIT_ARRAY: Final = 16
+_NAME_BYTES: Final = 64
+_IDENTIFIER: Final = re.compile(rb"[A-Za-z_]\w*(\0|\w$)")
 _BLOCK: Final = 4 << 20
 _HEAP_LIMIT: Final = 768 << 20  # bytes of the target's heap looked through for dispatchers
+_ENOUGH: Final = 8  # records found, after which only _AFTER_FIND more bytes are looked through
+_AFTER_FIND: Final = 64 << 20
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -69,12 +74,14 @@ def _is_method_table(elf: ElfFile, slots: U64, targets: U64, functions: NDArray[
     before = np.searchsorted(slots, at - np.uint64(8))
     before = np.minimum(before, len(slots) - 1)
     named = (slots[before] == at - np.uint64(8)) & ~elf.is_code(targets[before])
-    return named & _valid_flags(elf.words_at(at + np.uint64(8)))
+    result: NDArray[np.bool_] = named & _valid_flags(elf.words_at(at + np.uint64(8)))
+    return result
 
 
 # Where a PyTypeObject has its fields, in bytes (the same from CPython 3.8 on): header, name, sizes, slot structures.
 _TYPE_NAME, _TYPE_SIZE = 24, 416
-_TYPE_TABLES: Final = ((80, 32), (96, 288), (104, 80), (112, 24), (160, 16), (240, 400))  # offset of pointer, bytes there
+# Offsets of the pointers tp_as_async, _number, _sequence, _mapping, _buffer and tp_getset, and the bytes they point to.
+_TYPE_TABLES: Final = ((80, 32), (96, 288), (104, 80), (112, 24), (160, 16), (240, 400))
 _STATIC_REFERENCES: Final = (1, 0xFFFFFFFF, 0x3FFFFFFF, 3 << 30, (1 << 62) - 1)  # 1, and the immortal ones
 
 
@@ -104,16 +111,18 @@ def _in_types(elf: ElfFile, slots: U64, targets: U64, wanted: U64) -> NDArray[np
 
 
 def _valid_flags(words: U64) -> NDArray[np.bool_]:
-    return (words <= np.uint64(_METHOD_FLAGS)) & ((words & np.uint64(_CALLING_CONVENTIONS)) != 0)
+    valid: NDArray[np.bool_] = (words <= np.uint64(_METHOD_FLAGS)) & ((words & np.uint64(_CALLING_CONVENTIONS)) != 0)
+    return valid
 
 
 def _in_sections(elf: ElfFile, slots: U64) -> NDArray[np.bool_]:
     """Slots of constructors, destructors and the global offset table, by which nobody calls in from outside."""
     inside = np.zeros(len(slots), bool)
     for section in elf.sections:
-        if section.type in (SHT_INIT_ARRAY, SHT_FINI_ARRAY, _PREINIT_ARRAY) or section.name.startswith(".got"):
-            if section.vaddr + section.size < 2**64:
-                inside |= (slots >= np.uint64(section.vaddr)) & (slots < np.uint64(section.vaddr + section.size))
+        arrays = (SHT_INIT_ARRAY, SHT_FINI_ARRAY, _PREINIT_ARRAY)
+        end = section.vaddr + section.size
+        if (section.type in arrays or section.name.startswith(".got")) and end < 2**64:
+            inside |= (slots >= np.uint64(section.vaddr)) & (slots < np.uint64(end))
     return inside
 
 
@@ -129,6 +138,7 @@ class ProcessMemory:
     """Reads another process's memory; what cannot be read is missing, never an error. A context manager."""
 
     def __init__(self, pid: int) -> None:
+        self.pid = pid
         try:
             self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -183,10 +193,11 @@ def live_pointers(elf: ElfFile, mapped: MappedObject, memory: ProcessMemory) -> 
             rows = np.flatnonzero(elf.is_code(vaddrs))
             rows = rows[elf.bounds.are_starts(vaddrs[rows])]
             following = words[np.minimum(rows + 1, len(words) - 1)]
-            # The name lies in this object or another, in any case at a plausible user address.
             preceding = words[np.maximum(rows - 1, 0)]
-            named = (preceding > np.uint64(_PAGE)) & (preceding < np.uint64(1 << 47))
-            is_method = _valid_flags(following & np.uint64(0xFFFFFFFF)) & named & (rows > 0)
+            is_method = _valid_flags(following & np.uint64(0xFFFFFFFF)) & _is_pointer(preceding) & (rows > 0)
+            # Taking a function for one that throws nothing is dangerous: the name must be there, too.
+            for index in np.flatnonzero(is_method).tolist():
+                is_method[index] = _IDENTIFIER.match(memory.read(int(preceding[index]), _NAME_BYTES)) is not None
             methods.append(vaddrs[rows[is_method]])
             others.append(vaddrs[rows[~is_method]])
     nothing = np.empty(0, np.uint64)
@@ -233,10 +244,13 @@ def heap_dispatchers(pid: int, elf: ElfFile, mapped: MappedObject, memory: Proce
             # PyObject_VAR_HEAD: references, type, size; then the vectorcall function and max_nargs, complex_call.
             references, kind, size = words[rows - 3], words[rows - 2], words[rows - 1]
             small = np.uint64(1 << 16)
-            shape = (references > 0) & (references < np.uint64(1 << 33)) & _is_pointer(kind) & (size > 0) & (size < small)
+            shape = (references > 0) & (references < np.uint64(1 << 33)) & _is_pointer(kind)
+            shape &= (size > 0) & (size < small)
             shape &= ((words[rows + 1] & np.uint64(0xFFFFFFFF)) < small) & ~record
             objects.update(vaddrs[shape].tolist())
         budget -= end - start
+        if sum(methods.values()) + sum(objects.values()) >= _ENOUGH:
+            budget = min(budget, _AFTER_FIND)
     counts = methods if sum(methods.values()) >= sum(objects.values()) else objects
     if not counts:
         return ()
@@ -246,7 +260,8 @@ def heap_dispatchers(pid: int, elf: ElfFile, mapped: MappedObject, memory: Proce
 
 
 def _is_pointer(words: U64) -> NDArray[np.bool_]:
-    return (words >= np.uint64(1 << 16)) & (words < np.uint64(1 << 47))
+    plausible: NDArray[np.bool_] = (words >= np.uint64(1 << 16)) & (words < np.uint64(1 << 47))
+    return plausible
 
 
 def _writable_memory(pid: int) -> list[tuple[int, int]]:
