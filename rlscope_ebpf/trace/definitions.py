@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
@@ -133,8 +134,17 @@ def read_definition(kind: str, entries: Mapping[str, Any]) -> Definition:
     """The definition that an object holds."""
     model, checks = KINDS[kind]
     first = next(iter(checks))
+    if kind not in entries:
+        raise BrokenObject(f"{kind} is missing")
     definition: Definition = _build(model, {**entries, first: entries[kind]}, checks)
     return definition
+
+
+def read_list(value: Any) -> list[dict[str, Any]]:
+    """`value` if it is a list of maps."""
+    if not isinstance(value, list):
+        raise BrokenObject(f"{value!r} is no list")
+    return [_map(item) for item in value]
 
 
 def totals_entries(losses: Losses, counters: Counters, now_ns: int) -> dict[str, Any]:
@@ -144,7 +154,7 @@ def totals_entries(losses: Losses, counters: Counters, now_ns: int) -> dict[str,
 
 def read_totals(entries: Mapping[str, Any]) -> tuple[Losses, Counters, int]:
     """Losses, counters and the time up to which everything has been written."""
-    losses: Losses = _build(Losses, _map(entries["losses"]), _LOSSES)
+    losses: Losses = _build(Losses, _map(entries.get("losses")), _LOSSES)
     counters: Counters = _build(Counters, _map(entries.get("counters", {})), _COUNTERS)
     return losses, counters, _count(entries.get("now_ns", 0))
 
@@ -181,10 +191,11 @@ def read_header(entries: Mapping[str, Any]) -> tuple[SessionInfo, list[str]]:
     }
     wrong: list[str] = []
     for name, (key, check) in _HEADER.items():
-        try:
-            values[name] = check(entries[key])
-        except (KeyError, BrokenObject):
-            wrong.append(key)
+        with suppress(BrokenObject):
+            if key in entries:
+                values[name] = check(entries[key])
+                continue
+        wrong.append(key)
     return SessionInfo(**values), wrong
 
 

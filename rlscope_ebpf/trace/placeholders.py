@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +24,33 @@ REFERENCES = {"thread": "thread", "path": "path", "phase": "string", "name": "st
 """Column of any table → kind of definition that its values are ids of. 0 means none, except for threads."""
 
 
+MARK_COLUMNS = ("kind", "a", "b")
+SMALL_ID = 1 << 20  # up to here, counting finds the distinct ids faster than sorting
+
+
+def refers(column: str) -> bool:
+    """Whether `collect_ids` looks at a column of this name."""
+    return column in REFERENCES or column in MARK_COLUMNS
+
+
 def collect_ids(rows: NDArray[np.void], used: dict[str, set[int]]) -> None:
     """Add to `used`, by kind, the ids that rows of any table refer to."""
     names = rows.dtype.names or ()
     for column, kind in REFERENCES.items():
         if column in names:
-            used[kind].update(np.unique(rows[column]).tolist())
-    if "kind" in names and "a" in names:
+            used[kind].update(_distinct(rows[column]))
+    if all(column in names for column in MARK_COLUMNS):
         named = rows[(rows["kind"] == MarkKind.PHASE) | (rows["kind"] == MarkKind.METADATA)]
-        used["string"].update(np.unique(named["a"]).tolist())
-        used["string"].update(np.unique(named["b"][named["kind"] == MarkKind.METADATA]).tolist())
+        used["string"].update(_distinct(named["a"]))
+        used["string"].update(_distinct(named["b"][named["kind"] == MarkKind.METADATA]))
+
+
+def _distinct(values: NDArray[Any]) -> list[int]:
+    if len(values) and values.dtype.kind == "u" and int(values.max()) < SMALL_ID:
+        found: list[int] = np.flatnonzero(np.bincount(values.astype(np.int64))).tolist()
+        return found
+    distinct: list[int] = np.unique(values).tolist()
+    return distinct
 
 
 def lost_definitions(

@@ -35,9 +35,11 @@ from rlscope_ebpf.model.tables import (
 from rlscope_ebpf.trace.codecs import ColumnDecoder, check_chunk, check_known_columns
 from rlscope_ebpf.trace.definitions import (
     KINDS,
+    UNKNOWN,
     read_definition,
     read_footer,
     read_header,
+    read_list,
     read_totals,
 )
 from rlscope_ebpf.trace.format import (
@@ -54,6 +56,7 @@ from rlscope_ebpf.trace.placeholders import (
     circular_paths,
     collect_ids,
     lost_definitions,
+    refers,
 )
 from rlscope_ebpf.trace.scan import Damage, Intact, ObjectScanner, read_at
 from rlscope_ebpf.trace.slices import slices
@@ -84,7 +87,7 @@ class TraceReader:
 
     `complete` is True only if every object is intact and the footer, last, agrees with them; otherwise `problems` says
     in sentences what is missing. It can turn False while rows are read, if the file changes underneath: look at it
-    after reading. In a damaged trace, ids whose definition is lost are defined as "(unknown)".
+    after reading. Ids whose definition is lost are defined as "(unknown)", so that every id in the rows is found.
 
     Raises `UsageError` (no such file, no regular file, no trace), `NotPermittedError`, `UnsupportedError` (a newer
     major version: exit status 4) and `DamagedTraceError` (nothing could be read).
@@ -111,7 +114,6 @@ class TraceReader:
         self._entries: list[Definition | _Chunk | _Totals] = []
         self._lost: list[Definition] = []
         self._problem_count = 0
-        self._damaged = False
         self._load(progress)
 
     @property
@@ -220,24 +222,24 @@ class TraceReader:
                 raise DamagedTraceError(
                     f"{self.path} is empty.", "The profiler was stopped before it wrote anything: record again."
                 )
-            if not _looks_like_a_trace(read_at(descriptor, 0, 1 + len(HEADER_MARK))):
+            if not _looks_like_a_trace(read_at(descriptor, 0, 5 + len(HEADER_MARK))):
                 raise UsageError(
                     f"{self.path} is not a trace of rlscope-ebpf.", "Give the path of a file made by attach or run."
                 )
             objects = 0
             footer: tuple[dict[str, int], int] | None = None
             for item in ObjectScanner(descriptor, size):
-                if objects == 0 and not self._damaged:
+                if item.offset == 0:
                     self._read_start(item)
                 elif isinstance(item, Damage):
                     self._damage(item)
                 else:
                     if footer is not None:
-                        self._problem(f"Something follows the footer at byte {item.offset}.", damaged=True)
+                        self._problem(f"Something follows the footer at byte {item.offset}.")
                     try:
                         footer = self._take(item, footer)
-                    except (BrokenObject, KeyError) as error:
-                        self._problem(f"The object at byte {item.offset} cannot be used: {error}.", damaged=True)
+                    except BrokenObject as error:
+                        self._problem(f"The object at byte {item.offset} cannot be used: {error}.")
                 objects += isinstance(item, Intact)
                 if progress is not None:
                     progress(min(size, item.offset + len(item.blob)), size)
@@ -248,13 +250,13 @@ class TraceReader:
         else:
             rows, before = footer
             if before != objects - 1:
-                self._problem(f"The trace holds {objects - 1} objects instead of {before}.", damaged=True)
+                self._problem(f"The trace holds {objects - 1} objects instead of {before}.")
             for table in sorted({*rows, *self.rows}):
                 held = self.rows.get(table, 0)
                 if table in TABLES and held != rows.get(table, 0):
-                    self._problem(f"The trace holds {held} {table} instead of {rows.get(table, 0)}.", damaged=True)
+                    self._problem(f"The trace holds {held} {table} instead of {rows.get(table, 0)}.")
         for number in circular_paths(self.paths):
-            self._problem(f"Operation path {number} lies within itself.", damaged=True)
+            self._problem(f"Operation path {number} lies within itself.")
             self._define(PathInfo(number, 0, self.paths[number].name))
         self._finish_info()
         self._define_lost()
@@ -280,16 +282,15 @@ class TraceReader:
             )
         self.info, wrong = read_header(entries)
         if not (intact and ours and known):
-            self._problem("The header of the trace is damaged.", damaged=True)
+            self._problem("The header of the trace is damaged.")
             return
         for key in wrong:
             self._problem(f"The header lacks {key}.")
-        processes = entries.get("processes")
-        for process in processes if isinstance(processes, list) else ():
-            try:
+        try:
+            for process in read_list(entries.get("processes", [])):
                 self._define(read_definition("process", process))
-            except (BrokenObject, KeyError, TypeError):
-                self._problem("The header names a process that cannot be read.", damaged=True)
+        except BrokenObject as error:
+            self._problem(f"The header names a process that cannot be read: {error}.")
 
     def _take(self, item: Intact, footer: tuple[dict[str, int], int] | None) -> tuple[dict[str, int], int] | None:
         """One object behind the header; returns what the footer says once it has been seen."""
@@ -297,7 +298,7 @@ class TraceReader:
         kind = next(iter(entries))
         if kind == "chunk":
             table = entries["chunk"]
-            if table in TABLES:
+            if isinstance(table, str) and table in TABLES:
                 check_chunk(entries)
                 check_known_columns(entries, table, TABLES[table])
                 self._entries.append(_Chunk(table, entries["n"], item.offset, len(item.blob)))
@@ -337,10 +338,9 @@ class TraceReader:
         if damage.cut:
             self._problem(f"The file ends in the middle of an object that begins at byte {damage.offset}.")
         else:
-            self._problem(f"{damage.length} bytes at byte {damage.offset} are damaged.", damaged=True)
+            self._problem(f"{damage.length} bytes at byte {damage.offset} are damaged.")
 
-    def _problem(self, sentence: str, *, damaged: bool = False) -> None:
-        self._damaged = self._damaged or damaged
+    def _problem(self, sentence: str) -> None:
         self._problem_count += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(sentence)
@@ -356,14 +356,13 @@ class TraceReader:
         self.now_ns = max(self.now_ns, self.info.start_ns)
 
     def _define_lost(self) -> None:
-        """Definitions for the ids that a damaged trace uses but no longer defines."""
-        if not self._damaged:
-            return
+        """Definitions for the ids that the trace uses and does not define: they were lost."""
         used: dict[str, set[int]] = {kind: set() for kind in KINDS}
         with self._opened() as descriptor:
             for entry in self._entries:
                 if isinstance(entry, _Chunk):
-                    rows = self._decode(descriptor, entry, TABLES[entry.table].names or ())
+                    columns = tuple(name for name in TABLES[entry.table].names or () if refers(name))
+                    rows = self._decode(descriptor, entry, columns)
                     if rows is not None:
                         collect_ids(rows, used)
         self._lost = lost_definitions(
@@ -371,10 +370,13 @@ class TraceReader:
         )
         for definition in self._lost:
             self._remember(definition)
+        if self._lost:
+            self._problem(f"{len(self._lost)} names are lost; they read as {UNKNOWN}.")
 
 
 def _looks_like_a_trace(start: bytes) -> bool:
-    """Whether at least half of a file's first bytes are those of a header: one may be damaged."""
-    alike = sum(byte == other for byte, other in zip(start[1:], HEADER_MARK, strict=False))
-    alike += bool(start) and start[0] in MAP_TAGS
-    return 2 * alike >= len(start)
+    """Whether a file's first bytes are mostly those of a header: one of them may be damaged."""
+    sizes = (1, 3, 5)  # of the map's tag: up to 15 entries, and more
+    alike = [sum(byte == other for byte, other in zip(start[size:], HEADER_MARK, strict=False)) for size in sizes]
+    held = min(len(start) - 1, len(HEADER_MARK))
+    return 2 * max(alike) >= held if held > 0 else start[0] in MAP_TAGS

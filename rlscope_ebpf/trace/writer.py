@@ -45,9 +45,9 @@ def owner_from_sudo(environment: Mapping[str, str] = os.environ) -> tuple[int, i
 class TraceWriter:
     """Writes a session into a file that is readable up to the last flush at any moment.
 
-    Rows wait for at most two seconds while batches come, or until there are enough for a chunk. `failed` is None or the
-    sentence that says why the file takes no more: the failing call raises a `ProfilerError` once, later ones do nothing,
-    and what is on disk stays valid up to its last whole object.
+    Rows wait for at most two seconds while batches come, or until there are enough for a chunk. `failed` is None or
+    the sentence that says why the file takes no more: the failing call raises a `ProfilerError` once, later ones do
+    nothing, and what is on disk stays valid up to its last whole object.
     """
 
     def __init__(
