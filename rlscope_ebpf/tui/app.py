@@ -35,6 +35,8 @@ SEEK_STEP = 0.02
 SPEED_LIMITS = (0.25, 64.0)
 DASHBOARD_SIZE = (120, 36)
 """From this many columns and rows on all panels are shown at once."""
+ROOMY_HEIGHT = 20
+"""From so many rows on the command line and the details of the selected operation are shown."""
 
 PANELS = ("operations", "transitions", "calls", "processes")
 PANEL_TITLES = ("Operations", "Transitions", "CUDA calls", "Processes")
@@ -89,22 +91,30 @@ class ProfilerApp(App[None]):
     """
 
     ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = "#operations"
 
     CSS = """
     Screen { layout: vertical; background: $background; }
     Lines { background: $background; }
     #panels { height: 1fr; }
-    #lower { height: 2fr; }
-    #operations { height: 3fr; }
+    #lower { height: 1fr; min-height: 12; }
+    #operations { height: auto; min-height: 10; max-height: 65%; }
     #right { width: 1fr; height: 1fr; }
     #calls { height: 2fr; }
     #processes { height: 1fr; min-height: 6; }
     .dashboard Table { border: round $foreground 25%; border-title-color: $foreground 70%; padding: 0; }
     .dashboard Table:focus { border: round $accent; border-title-color: $accent; }
-    .single #lower, .single #operations, .single #calls, .single #processes { height: 1fr; }
+    .single #lower, .single #operations, .single #calls, .single #processes {
+        height: 1fr; max-height: 100%;
+    }
     #filter { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
     #filter.open { display: block; }
     Footer { background: $background; }
+    Table, VerticalScroll {
+        scrollbar-color: $foreground 30%; scrollbar-color-hover: $foreground 50%; scrollbar-color-active: $accent;
+        scrollbar-background: $background; scrollbar-background-hover: $background;
+        scrollbar-background-active: $background;
+    }
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -119,7 +129,8 @@ class ProfilerApp(App[None]):
         ),
         Binding("s", "sort", "Sort", id="sort", tooltip="Order by wall time, count, mean or name."),
         Binding("r", "reverse", "Reverse", id="reverse", tooltip="Turn the order round."),
-        Binding("slash", "filter", "Filter", id="filter", key_display="/", tooltip="Only operations whose name has it."),
+        Binding("slash", "filter", "Filter", id="filter", key_display="/",
+                tooltip="Only operations with this in the name."),
         Binding("p", "phase", "Phase", id="phase", tooltip="All phases, then each phase."),
         Binding("P", "process", "Process", id="process", tooltip="All processes, then each process."),
         Binding("u", "unit", "%/time", id="unit", tooltip="Parts as percentages or as times."),
@@ -130,7 +141,7 @@ class ProfilerApp(App[None]):
         Binding("e", "messages", "Messages", id="messages", tooltip="All notices, losses and counters."),
         Binding("t", "theme", "Theme", id="theme", tooltip="Next colour theme."),
         Binding("T", "theme(-1)", "Previous theme", id="theme.previous", show=False, tooltip="Previous colour theme."),
-        Binding("escape", "clear", "Clear", id="clear", show=False, tooltip="Clear the filter."),
+        Binding("escape", "clear", "Clear", id="clear", tooltip="Clear the filter."),
         Binding("left", "seek(-1)", "Back", id="replay.back", show=False, tooltip="2 % back."),
         Binding("right", "seek(1)", "Forward", id="replay.forward", show=False, tooltip="2 % forward."),
         Binding("shift+left", "seek(-5)", "Far back", id="replay.far_back", show=False, tooltip="10 % back."),
@@ -173,9 +184,10 @@ class ProfilerApp(App[None]):
         self._table: OperationTable | None = None
         self._active = 0
         self._zoomed = False
+        self._typing = False  # the filter's line is open
         self._in_flight = False
-        self._closing: Timer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._close_timer: Timer | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
 
     # What is shown
 
@@ -190,9 +202,19 @@ class ProfilerApp(App[None]):
         return self._frozen is not None
 
     @property
+    def loading_figures(self) -> bool:
+        """Whether a replay is still reading its way to the place that was asked for."""
+        state = self._replay_state()
+        return state is not None and state.loading
+
+    @property
     def active_panel(self) -> str:
         """Id of the panel that has the focus."""
         return PANELS[self._active]
+
+    @property
+    def _mounted(self) -> bool:
+        return bool(self.query("#operations"))
 
     @property
     def dashboard(self) -> bool:
@@ -222,14 +244,14 @@ class ProfilerApp(App[None]):
         lines = texts.header(
             self.snapshot, self.view, self.title, width, paused=self.paused, replay=self._replay_state()
         )
-        return lines if self.size.height >= 20 else lines[:1] + lines[2:]
+        return lines if self.size.height >= ROOMY_HEIGHT else lines[:1] + lines[2:]
 
     def _detail_lines(self, width: int) -> list[Line]:
         return texts.details(self._selected_operation(), width)
 
     def _notice_lines(self, width: int) -> list[Line]:
-        closing = self._closing is not None
-        return texts.notice(self.snapshot, width, closing=closing) if self._replay is None else []
+        closing = self._close_timer is not None
+        return texts.notice(self.snapshot, width, closing=closing, replay=self._replay is not None)
 
     def _replay_lines(self, width: int) -> list[Line]:
         state = self._replay_state()
@@ -245,6 +267,8 @@ class ProfilerApp(App[None]):
 
     def update(self) -> None:
         """Draw the figures again."""
+        if not self._mounted:  # a late message: the widgets are gone
+            return
         snapshot = self.snapshot
         operations = self.query_one("#operations", OperationsPanel)
         if snapshot is None:
@@ -260,6 +284,8 @@ class ProfilerApp(App[None]):
 
     def _arrange(self) -> None:
         """Show the panels that fit."""
+        if not self._mounted:
+            return
         dashboard = self.dashboard
         container = self.query_one("#panels")
         container.set_class(dashboard, "dashboard")
@@ -270,9 +296,9 @@ class ProfilerApp(App[None]):
         self.query_one("#right").display = bool(shown & {"calls", "processes"})
         self.query_one("#lower").display = bool(shown - {"operations"})
         self.query_one("#tabs").display = not dashboard
-        for name in ("legend", "details"):
-            self.query_one(f"#{name}").display = "operations" in shown
-        if not self._filter_input.has_focus:
+        self.query_one("#legend").display = "operations" in shown
+        self.query_one("#details").display = "operations" in shown and self.size.height >= ROOMY_HEIGHT
+        if not self._typing:
             self.query_one(f"#{self.active_panel}", Table).focus()
         self.update()
 
@@ -280,7 +306,7 @@ class ProfilerApp(App[None]):
 
     def on_mount(self) -> None:
         """Begin to ask for figures."""
-        self._loop = asyncio.get_running_loop()
+        self._event_loop = asyncio.get_running_loop()
         self._arrange()
         self._fetch()
         self.set_interval(REPLAY_REFRESH_S if self._replay else self._refresh_s, self._fetch)
@@ -291,8 +317,8 @@ class ProfilerApp(App[None]):
 
     def stop(self) -> None:
         """Leave soon, as if the user quit. From any thread, also from a signal handler."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.exit)
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self.exit)
 
     def _fetch(self) -> None:
         if self._in_flight:
@@ -313,8 +339,8 @@ class ProfilerApp(App[None]):
         """Show it, unless the figures are frozen."""
         self._in_flight = False
         self._latest = message.snapshot
-        if message.snapshot.finished and self._exit_when_finished and self._closing is None and not self._replay:
-            self._closing = self.set_timer(CLOSE_AFTER_S, self.exit)
+        if message.snapshot.finished and self._exit_when_finished and self._close_timer is None and not self._replay:
+            self._close_timer = self.set_timer(CLOSE_AFTER_S, self.exit)
         if not self.paused:
             self.update()
 
@@ -331,11 +357,18 @@ class ProfilerApp(App[None]):
             return self._replay is not None
         if action in self._CLOSED_TO_MODALS:
             return len(self.screen_stack) == 1
+        if action == "clear":
+            return bool(self.view.filter) or self._typing
+        if action == "filter":
+            return not self._typing
         return True
 
     def _look(self, view: View) -> None:
+        filtered = view.filter != self.view.filter
         self.view = view
         self.update()
+        if filtered:
+            self.refresh_bindings()
 
     def action_pause(self) -> None:
         """Freeze the figures, or let them go on; in a replay, stop and go."""
@@ -434,8 +467,10 @@ class ProfilerApp(App[None]):
 
     def action_filter(self) -> None:
         """Type a part of a name."""
+        self._typing = True
         self._filter_input.add_class("open")
         self._filter_input.focus()
+        self.refresh_bindings()
 
     def action_clear(self) -> None:
         """No filter."""
@@ -444,8 +479,10 @@ class ProfilerApp(App[None]):
         self._look(replace(self.view, filter=""))
 
     def _close_filter(self) -> None:
+        self._typing = False
         self._filter_input.remove_class("open")
         self.query_one(f"#{self.active_panel}", Table).focus()
+        self.refresh_bindings()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Every letter counts."""

@@ -9,7 +9,7 @@ from rlscope_ebpf.tui.spans import Line, Span
 
 FILLS: dict[Category, str] = {
     Category.PYTHON: "█",
-    Category.SIMULATOR: "╱",
+    Category.SIMULATOR: "\N{BOX DRAWINGS LIGHT DIAGONAL UPPER RIGHT TO LOWER LEFT}",
     Category.BACKEND: "▒",
     Category.CUDA_API: "━",
     Category.OTHER: "·",

@@ -17,7 +17,7 @@ class Column:
     title: str
     width: int  # the least it needs
     right: bool = True  # figures are aligned to the right, texts to the left
-    drop: int = 0  # 0: always there; the largest number goes first
+    drop: int = 0  # 0: always there; the largest number goes first, equal ones together
     grow: int = 0  # its part of the cells left over
     comfortable: int = 0  # optional columns (`drop` >= OPTIONAL) must leave it so much
     limit: int = 10_000  # never wider
@@ -30,11 +30,10 @@ OPTIONAL = 10
 def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     """The columns that fit into `width` cells, in their order, with the width each gets."""
     kept = list(columns)
-    for column in sorted((column for column in columns if column.drop), key=lambda column: -column.drop):
-        optional = column.drop >= OPTIONAL
-        needed = sum(max(c.width, c.comfortable if optional else 0) + GAP for c in kept) - GAP
+    for drop in sorted({column.drop for column in columns if column.drop}, reverse=True):
+        needed = sum(max(c.width, c.comfortable if drop >= OPTIONAL else 0) + GAP for c in kept) - GAP
         if needed > width:
-            kept.remove(column)
+            kept = [column for column in kept if column.drop != drop]
     widths = {column.key: min(column.width, width) for column in kept}
     free = width - sum(widths.values()) - GAP * (len(kept) - 1)
     growing = [column for column in kept if column.grow]

@@ -1,4 +1,4 @@
-"""What the screens show: a snapshot plus the reader's choices (sort, filter, …) in, plain rows out. Nothing is drawn."""
+"""What the screens show: a snapshot and the choices of its reader (sort, filter, …) in, plain rows out; no drawing."""
 
 from __future__ import annotations
 

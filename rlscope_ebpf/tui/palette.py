@@ -25,6 +25,7 @@ _ON_LIGHT: dict[Category, str] = {
     Category.OTHER: "#8d929b",
 }
 _LABEL_INK = Color.parse("#0b0d10")
+_CONTRAST = 3.5  # least contrast ratio of text and background
 _HATCH_STRENGTH = 0.38  # how much darker than its background the pattern is
 
 
@@ -38,13 +39,13 @@ class Palette:
         accent = _color(variables, "accent", "#56b4e9")
 
         def ink(color: Color, *, bold: bool = False) -> Style:
-            return Style(color=color.rich_color, bold=bold or None)
+            return Style(color=_readable(color, foreground, background).rich_color, bold=bold or None)
 
         self._styles |= {
             "strong": ink(foreground, bold=True),
             "text": ink(foreground),
             "dim": ink(foreground.blend(background, 0.35)),
-            "faint": ink(foreground.blend(background, 0.65)),
+            "faint": Style(color=foreground.blend(background, 0.65).rich_color),  # lines and dashes, not text
             "heading": ink(foreground.blend(background, 0.25), bold=True),
             "sorted": ink(accent, bold=True),
             "key": ink(accent, bold=True),
@@ -71,6 +72,27 @@ class Palette:
     def style(self, role: str) -> Style:
         """The style of `role`; KeyError for a role that does not exist."""
         return self._styles[role]
+
+
+def _luminance(color: Color) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: Color, other: Color) -> float:
+    """Contrast ratio as WCAG 2 defines it, 1 to 21."""
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _readable(ink: Color, foreground: Color, background: Color) -> Color:
+    """`ink`, moved towards the text's colour until it can be read: themes make some colours for backgrounds only."""
+    for step in range(1, 10):
+        if _contrast(ink, background) >= _CONTRAST:
+            break
+        ink = ink.blend(foreground, step / 10)
+    return ink
 
 
 def _badge(color: Color) -> Style:

@@ -66,9 +66,9 @@ class OperationsPanel(Table):
         longest = max((len(line.guide) + len(line.name) for line in table.lines), default=0) + 2
         columns = [
             Column("name", "OPERATION", 16, right=False, grow=3, limit=max(16, longest)),
-            Column("bar", "WHERE THE TIME GOES", 14, right=False, grow=4, comfortable=30),
+            Column("bar", "BREAKDOWN", 14, right=False, grow=4, comfortable=30),
             *(
-                Column(f"category-{category.name}", _CATEGORY_TITLES[category], 8, drop=OPTIONAL + 10 + category)
+                Column(f"category-{category.name}", _CATEGORY_TITLES[category], 8, drop=OPTIONAL + 10)
                 for category in present
             ),
             *([Column("gpu", "GPU", 8, drop=3)] if gpu else []),
@@ -129,7 +129,7 @@ class TransitionsPanel(Table):
             Column("count", "COUNT", 8),
             Column("instance", "PER CALL", 9),
             *([Column("step", "PER STEP", 9)] if any(line.steps for line in lines) else []),
-            Column("bar", "SHARE OF ITS TRANSITIONS", 12, right=False, drop=1, grow=1, limit=40),
+            Column("bar", "SHARE", 12, right=False, drop=1, grow=1, limit=40),
         ]
         totals = {line.path: line.count for line in lines if not line.kind}
         self.show(columns, [Row((line.path, line.kind), self._cells(line, totals[line.path])) for line in lines])
@@ -276,6 +276,9 @@ class ProcessesPanel(Table):
                     },
                 )
             )
+        if len(lines) > 1:
+            what = "enter shows the figures of all processes" if view.pid else "enter shows the figures of one alone"
+            rows += [Row(text=[]), Row(text=[Span(what, "dim")])]
         self.show(columns, rows)
 
 

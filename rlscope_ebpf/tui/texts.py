@@ -59,7 +59,11 @@ def header(
     lines += flow([*_progress(process), *_trust(snapshot)], width, _DOT)
     missing = fmt.losses(snapshot.losses)
     if missing:
-        lines.append([Span(cut(f"Losses: {missing}. Figures are too low by these.", width), "error")])
+        items = [
+            [Span(cut(f"Losses: {missing}.", width), "error")],
+            [Span("These are missing in every figure.", "error")],
+        ]
+        lines += flow(items, width, Span(" "), lines=1)
     return lines
 
 
@@ -222,7 +226,7 @@ def hint(snapshot: Snapshot | None, table: OperationTable | None, view: View) ->
     return []
 
 
-def notice(snapshot: Snapshot | None, width: int, *, closing: bool = False) -> list[Line]:
+def notice(snapshot: Snapshot | None, width: int, *, closing: bool = False, replay: bool = False) -> list[Line]:
     """The latest thing that the profiler has to say, and that the end is reached."""
     lines: list[Line] = []
     if snapshot is None:
@@ -232,7 +236,7 @@ def notice(snapshot: Snapshot | None, width: int, *, closing: bool = False) -> l
         tail = f"  ({more} more: e)" if more else ""
         text = cut(fmt.printable(snapshot.notices[-1]), max(0, width - len(tail) - 2))
         lines.append([Span("! ", "warning"), Span(text, "text"), Span(tail, "dim")])
-    if snapshot.finished:
+    if snapshot.finished and not replay:
         why = "The process has exited" if _all_gone(snapshot) else "Profiling has ended"
         after = "closing…" if closing else "these are the final figures. Press q to leave."
         lines.append([Span("■ ", "key"), Span(f"{why}: {after}", "text")])
