@@ -1,0 +1,126 @@
+"""The live model: a sink that adds up a session's batches and hands out snapshots of the sums."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.model.session import SessionEnd, SessionInfo
+from rlscope_ebpf.model.tables import Batch
+from rlscope_ebpf.model.totals import OperationTotal, Totals
+
+RATE_WINDOW_NS = 2_000_000_000
+"""Events per second are an average over about this long."""
+
+MAX_NOTICES = 100
+"""The oldest notice is forgotten when there are more."""
+
+_BEFORE_START = SessionInfo("", "", "", "", 0, 0)
+
+
+class LiveModel:
+    """A sink (`rlscope_ebpf.model.session.Sink`) that any other thread may ask for snapshots meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._info = _BEFORE_START
+        self._totals = Totals()
+        self._received: deque[tuple[int, int]] = deque()  # (now_ns, events received until then)
+        self._now_ns = 0
+        self._finished = False
+        self._notices: deque[str] = deque(maxlen=MAX_NOTICES)
+
+    def start(self, info: SessionInfo) -> None:
+        """Begin."""
+        with self._lock:
+            self._info = info
+            self._now_ns = info.start_ns
+            self._received.append((info.start_ns, 0))
+
+    def batch(self, batch: Batch) -> None:
+        """Add a batch."""
+        with self._lock:
+            self._totals.add(batch)
+            self._now_ns = max(self._now_ns, batch.now_ns)
+            self._received.append((self._now_ns, batch.counters.received))
+            # The one at or before the window's start stays: the rate counts from there.
+            while len(self._received) > 2 and self._received[1][0] <= self._now_ns - RATE_WINDOW_NS:
+                self._received.popleft()
+
+    def finish(self, end: SessionEnd) -> None:
+        """The session is over."""
+        with self._lock:
+            self._finished = True
+            self._now_ns = max(self._now_ns, end.end_ns)
+
+    def notice(self, text: str) -> None:
+        """Add a sentence for the user; one that is already there is not repeated. Any thread may call."""
+        with self._lock:
+            if text not in self._notices:
+                self._notices.append(text)
+
+    def snapshot(self) -> Snapshot:
+        """Everything at this moment. Any thread may call; takes a few ms for hundreds of operations."""
+        with self._lock:
+            totals = self._totals
+            wall_ns = totals.wall_ns()
+            return Snapshot(
+                info=self._info,
+                now_ns=self._now_ns,
+                finished=self._finished,
+                events_per_s=0.0 if self._finished else self._rate(),
+                losses=totals.losses,
+                counters=totals.counters,
+                overhead_fraction=totals.counters.estimated_overhead_ns / wall_ns if wall_ns else 0.0,
+                operations=tuple(_operation_row(operation) for operation in totals.operations()),
+                cuda_calls=tuple(
+                    CallRow(call.pid, call.name, call.count, call.total_ns, call.p50_ns, call.p99_ns)
+                    for call in totals.cuda_calls()
+                ),
+                processes=self._process_rows(),
+                phases=totals.phases(),
+                notices=tuple(self._notices),
+            )
+
+    def _rate(self) -> float:
+        if not self._received:
+            return 0.0
+        (since_ns, before), (until_ns, now) = self._received[0], self._received[-1]
+        return max(0, now - before) * 1e9 / (until_ns - since_ns) if until_ns > since_ns else 0.0
+
+    def _process_rows(self) -> tuple[ProcessRow, ...]:
+        return tuple(
+            ProcessRow(
+                pid=process.info.pid,
+                ppid=process.info.ppid,
+                name=process.info.name,
+                command=process.info.command,
+                alive=process.info.end_ns is None,
+                threads=process.threads,
+                phase=process.phase,
+                steps=process.steps,
+                step=process.step,
+                total_steps=process.total_steps,
+                start_ns=process.info.start_ns,
+                end_ns=self._now_ns if process.info.end_ns is None else process.info.end_ns,
+            )
+            for process in self._totals.processes()
+        )
+
+
+def _operation_row(operation: OperationTotal) -> OperationRow:
+    category_ns = operation.category_ns
+    return OperationRow(
+        pid=operation.pid,
+        phase=operation.phase,
+        path=operation.path,
+        count=operation.count,
+        open_now=operation.open_now,
+        category_ns=category_ns,
+        corrected_ns=category_ns,  # until what a probe costs has been measured on this host
+        state_ns=operation.state_ns,
+        gpu_ns=operation.gpu_ns,
+        resources_ns=operation.resources_ns,
+        transitions=operation.transitions,
+    )

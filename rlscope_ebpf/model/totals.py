@@ -1,0 +1,432 @@
+"""Totals of a session: what the live screens and the reports show, added up batch by batch.
+
+All arithmetic on rows is on whole arrays; Python objects appear only when somebody looks. Times are ns, exact as long
+as one batch sums up to less than 2^53 ns (104 days).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.model.calls import CallTotals
+from rlscope_ebpf.model.categories import (
+    CATEGORY_NAMES,
+    DEFAULT_PHASE,
+    UNKNOWN_OPERATION,
+    Category,
+    Opened,
+    ThreadState,
+)
+from rlscope_ebpf.model.histogram import percentiles
+from rlscope_ebpf.model.keys import LOW_HALF, Ints, KeyRows, grown, pair
+from rlscope_ebpf.model.open_operations import OpenOperations
+from rlscope_ebpf.model.tables import (
+    Batch,
+    Counters,
+    Definition,
+    Losses,
+    MarkKind,
+    PathInfo,
+    ProbeInfo,
+    ProcessInfo,
+    StringInfo,
+    ThreadInfo,
+)
+
+_CATEGORIES = len(Category)
+_STATES = len(ThreadState)
+_CELLS = _CATEGORIES * _STATES
+_KINDS = _CATEGORIES * _CATEGORIES
+
+_TRANSITION_NAMES = tuple(f"{origin}_to_{category}" for origin in CATEGORY_NAMES for category in CATEGORY_NAMES)
+
+BLOCK_ROWS = 1 << 17
+"""Longer tables are added in blocks of this size: what one block needs stays in the caches."""
+
+INTERVAL_COLUMNS = (
+    "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "category", "origin", "state", "opened",
+)  # fmt: skip
+"""The columns of the intervals table that `Totals.add_intervals` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTotal:
+    """Self time of one operation path in one phase of one process, summed over its threads."""
+
+    pid: int
+    phase: str
+    path: tuple[str, ...]  # outermost first; () is the time outside any operation
+    count: int  # instances that began in this phase or were open when profiling began; open ones included
+    open_now: int
+    time_ns: tuple[int, ...]  # by category and state: [Category * len(ThreadState) + ThreadState]
+    category_ns: tuple[int, ...]  # [Category]
+    state_ns: tuple[int, ...]  # [ThreadState]
+    hits: int  # probe hits charged to it
+    transitions: dict[str, int]  # "python_to_backend" -> calls; kinds without calls are left out
+    gpu_ns: int = 0
+
+    @property
+    def wall_ns(self) -> int:
+        """Wall time of all categories."""
+        return sum(self.category_ns)
+
+    @property
+    def resources_ns(self) -> dict[str, int]:
+        """Wall time by what it kept busy: a thread that runs or waits for a CPU uses the CPU, one that sleeps nothing.
+
+        GPU activity, once there is any, moves time from cpu_only to cpu_gpu and from idle to gpu_only.
+        """
+        running, runnable, blocked = self.state_ns
+        return {"cpu_only": running + runnable, "cpu_gpu": 0, "gpu_only": 0, "idle": blocked}
+
+
+@dataclass(frozen=True, slots=True)
+class CallTotal:
+    """Calls of one function in one process; sites of the same name are added up."""
+
+    pid: int
+    name: str
+    count: int
+    total_ns: int
+    p50_ns: int  # percentiles: see rlscope_ebpf.model.histogram for their error
+    p99_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTotal:
+    """One process."""
+
+    info: ProcessInfo
+    threads: int  # ever seen
+    phase: str  # the latest
+    steps: int  # progress reports
+    step: int  # latest reported step
+    total_steps: int  # 0: unknown
+    steps_by_phase: dict[str, int]
+    metadata: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Process:
+    info: ProcessInfo
+    threads: int = 0
+    phase: int = 0
+    step: int = 0
+    total_steps: int = 0
+    metadata: dict[int, int] = field(default_factory=dict)
+
+
+class Totals:
+    """Adds up batches. Not thread-safe.
+
+    Instances of a path are its spans (closed or cut) and those open now, which are known from the rows themselves (see
+    `rlscope_ebpf.model.open_operations`). Transitions are the intervals opened by a call, by category before and after.
+    """
+
+    def __init__(self) -> None:
+        self.losses = Losses()
+        self.counters = Counters()
+        self.now_ns = 0
+        """Everything before this moment has been added."""
+        self._processes: dict[int, _Process] = {}
+        self._strings: dict[int, str] = {0: ""}
+        self._paths: dict[int, PathInfo] = {}
+        self._probes: dict[int, ProbeInfo] = {}
+        self._chains: dict[int, tuple[int, ...]] = {0: ()}
+        self._path_names: dict[int, tuple[str, ...]] = {}
+        self._thread_pid: NDArray[np.uint32] = np.zeros(1, np.uint32)  # by thread id; 0 stands for unknown threads
+        self._scopes = KeyRows()  # (pid, phase)
+        self._steps: Ints = np.zeros(0, np.int64)  # by scope
+        self._rows = KeyRows()  # (scope, path)
+        self._time_ns: Ints = np.zeros((0, _CELLS), np.int64)
+        self._transitions: Ints = np.zeros((0, _KINDS), np.int64)
+        self._hits: Ints = np.zeros(0, np.int64)
+        self._closed: Ints = np.zeros(0, np.int64)
+        self._calls = CallTotals()
+        self._open = OpenOperations(self._chain)
+
+    def add(self, batch: Batch) -> None:
+        """Add what one turn of a session produced."""
+        for definition in batch.definitions:
+            self.define(definition)
+        for table, add in (
+            ("intervals", self.add_intervals), ("spans", self.add_spans), ("marks", self.add_marks),
+        ):  # fmt: skip
+            rows = batch.tables.get(table)
+            if rows is not None:
+                add(rows)
+        self.losses, self.counters = batch.losses, batch.counters
+        self.now_ns = max(self.now_ns, batch.now_ns)
+
+    def define(self, definition: Definition) -> None:
+        """Learn what an id means; a later definition of the same id replaces the earlier one."""
+        match definition:
+            case ProcessInfo():
+                process = self._processes.get(definition.pid)
+                if process is None:
+                    self._processes[definition.pid] = _Process(definition)
+                else:
+                    process.info = definition
+            case ThreadInfo():
+                self._thread_pid = grown(self._thread_pid, definition.id + 1)
+                self._thread_pid[definition.id] = definition.pid
+                self._process(definition.pid).threads += 1
+            case StringInfo():
+                self._strings[definition.id] = definition.text
+                self._path_names.clear()
+            case PathInfo():
+                if definition.id in self._paths:
+                    self._chains = {0: ()}
+                self._paths[definition.id] = definition
+                self._path_names.clear()
+            case ProbeInfo():
+                self._probes[definition.id] = definition
+
+    def add_intervals(self, rows: NDArray[np.void]) -> None:
+        """Add rows that have INTERVAL_COLUMNS, those of one thread in order of time."""
+        for begin in range(0, len(rows), BLOCK_ROWS):
+            self._add_block(rows[begin : begin + BLOCK_ROWS])
+
+    def add_spans(self, rows: NDArray[np.void]) -> None:
+        """Add spans (SPAN_DTYPE), after the intervals up to their ends."""
+        if not len(rows):
+            return
+        thread, row = self._locate(rows)
+        size = len(self._rows)
+        self._closed[:size] += np.bincount(row, minlength=size)
+        self._open.add_spans(thread, rows)
+
+    def add_marks(self, rows: NDArray[np.void]) -> None:
+        """Add marks (MARK_DTYPE), those of one process in order of time."""
+        kind = rows["kind"]
+        pid = self._thread_pid[self._known(rows["thread"])]
+        for process_pid in np.unique(pid).tolist():
+            mine = np.flatnonzero(pid == process_pid)
+            self._add_marks_of(process_pid, rows[mine], kind[mine])
+
+    def operations(self) -> list[OperationTotal]:
+        """One for every operation path of every phase and process, in the order in which they were first seen."""
+        open_now: dict[int, int] = {}
+        for (thread, phase, path), instances in self._open.counts().items():
+            scope = int(self._scopes.rows(np.array([int(self._thread_pid[thread]) << 32 | phase], np.uint64))[0])
+            row = int(self._rows.rows(np.array([scope << 32 | path], np.uint64))[0])
+            open_now[row] = open_now.get(row, 0) + instances
+        self._reserve()
+        size = len(self._rows)
+        cells = self._time_ns[:size].reshape(size, _CATEGORIES, _STATES)
+        times = self._time_ns[:size].tolist()
+        categories, states = cells.sum(2).tolist(), cells.sum(1).tolist()
+        hits, closed = self._hits[:size].tolist(), self._closed[:size].tolist()
+        transitions: list[dict[str, int]] = [{} for _ in range(size)]
+        calls = self._transitions[:size]
+        at_row, at_kind = np.nonzero(calls)
+        for row, kind, number in zip(at_row.tolist(), at_kind.tolist(), calls[at_row, at_kind].tolist(), strict=True):
+            transitions[row][_TRANSITION_NAMES[kind]] = number
+        result = []
+        for row, key in enumerate(self._rows.keys):
+            scope_key = self._scopes.keys[key >> 32]
+            running = open_now.get(row, 0)
+            result.append(
+                OperationTotal(
+                    pid=scope_key >> 32,
+                    phase=self.phase_name(scope_key & int(LOW_HALF)),
+                    path=self.path_names(key & int(LOW_HALF)),
+                    count=closed[row] + running,
+                    open_now=running,
+                    time_ns=tuple(times[row]),
+                    category_ns=tuple(categories[row]),
+                    state_ns=tuple(states[row]),
+                    hits=hits[row],
+                    transitions=transitions[row],
+                )
+            )
+        return _merged(result)
+
+    def cuda_calls(self) -> list[CallTotal]:
+        """CUDA API calls by process and function."""
+        found: dict[tuple[int, str], tuple[int, int, Ints]] = {}
+        for pid, site, count, total_ns, bins in self._calls.entries():
+            if count:
+                key = (pid, self.site_name(site))
+                before = found.get(key)
+                found[key] = (
+                    (count, total_ns, bins) if before is None
+                    else (before[0] + count, before[1] + total_ns, before[2] + bins)
+                )  # fmt: skip
+        return [
+            CallTotal(pid, name, count, total_ns, *percentiles(bins, (0.5, 0.99)))
+            for (pid, name), (count, total_ns, bins) in found.items()
+        ]
+
+    def processes(self) -> list[ProcessTotal]:
+        """All processes in the order in which they were defined."""
+        steps: dict[int, dict[str, int]] = {}
+        for key, count in zip(self._scopes.keys, self._steps.tolist(), strict=False):
+            if count:
+                by_phase = steps.setdefault(key >> 32, {})
+                phase = self.phase_name(key & int(LOW_HALF))
+                by_phase[phase] = by_phase.get(phase, 0) + count
+        return [
+            ProcessTotal(
+                info=process.info,
+                threads=process.threads,
+                phase=self.phase_name(process.phase),
+                steps=sum(steps.get(pid, {}).values()),
+                step=process.step,
+                total_steps=process.total_steps,
+                steps_by_phase=steps.get(pid, {}),
+                metadata={self.string(key): self.string(value) for key, value in process.metadata.items()},
+            )
+            for pid, process in self._processes.items()
+        ]
+
+    def phases(self) -> tuple[str, ...]:
+        """Names of all phases in the order in which they were first seen."""
+        return tuple(dict.fromkeys(self.phase_name(key & int(LOW_HALF)) for key in self._scopes.keys))
+
+    def wall_ns(self) -> int:
+        """Wall time of all threads of all processes."""
+        return int(self._time_ns.sum())
+
+    def string(self, number: int) -> str:
+        """The text of a StringInfo.id."""
+        return self._strings.get(number, UNKNOWN_OPERATION)
+
+    def phase_name(self, number: int) -> str:
+        """The name of a phase by its StringInfo.id."""
+        return self.string(number) if number else DEFAULT_PHASE
+
+    def path_names(self, number: int) -> tuple[str, ...]:
+        """The names of a PathInfo.id, outermost first."""
+        known = self._path_names.get(number)
+        if known is None:
+            infos = (self._paths.get(level) for level in self._chain(number))
+            known = tuple(UNKNOWN_OPERATION if info is None else self.string(info.name) for info in infos)
+            self._path_names[number] = known
+        return known
+
+    def site_name(self, number: int) -> str:
+        """The function of a ProbeInfo.id, without its symbol version."""
+        info = self._probes.get(number)
+        return UNKNOWN_OPERATION if info is None else info.symbol.partition("@")[0]
+
+    def _chain(self, number: int) -> tuple[int, ...]:
+        known = self._chains.get(number)
+        if known is not None:
+            return known
+        levels: list[int] = []
+        current = number
+        while current and current not in levels:  # a damaged trace may hold a circle
+            levels.append(current)
+            info = self._paths.get(current)
+            current = 0 if info is None else info.parent
+        chain = tuple(reversed(levels))
+        if number in self._paths:
+            self._chains[number] = chain
+        return chain
+
+    def _process(self, pid: int) -> _Process:
+        process = self._processes.get(pid)
+        if process is None:
+            process = self._processes[pid] = _Process(ProcessInfo(pid, None, UNKNOWN_OPERATION, (), 0))
+        return process
+
+    def _known(self, thread: NDArray[np.uint32]) -> Ints:
+        """Thread ids, 0 in place of those never defined (whose definition a damaged trace may have lost)."""
+        numbers = thread.astype(np.int64)
+        if len(numbers) and int(numbers.max()) >= len(self._thread_pid):
+            numbers[numbers >= len(self._thread_pid)] = 0
+        return numbers
+
+    def _locate(self, rows: NDArray[np.void]) -> tuple[Ints, Ints]:
+        """Thread and accumulator row of every row of a table."""
+        thread = self._known(rows["thread"])
+        pid = self._thread_pid[thread]
+        if not pid.all():
+            self._process(0)
+        scope = self._scopes.rows(pair(pid, rows["phase"]))
+        row = self._rows.rows(pair(scope, rows["path"]))
+        self._reserve()
+        return thread, row
+
+    def _reserve(self) -> None:
+        size = len(self._rows)
+        self._time_ns = grown(self._time_ns, size)
+        self._transitions = grown(self._transitions, size)
+        self._hits = grown(self._hits, size)
+        self._closed = grown(self._closed, size)
+        self._steps = grown(self._steps, len(self._scopes))
+
+    def _add_block(self, rows: NDArray[np.void]) -> None:
+        thread, row = self._locate(rows)
+        size = len(self._rows)
+        category = np.minimum(rows["category"], Category.OTHER).astype(np.int64)
+        state = np.minimum(rows["state"], ThreadState.BLOCKED)
+        cell = (row * _CATEGORIES + category) * _STATES + state
+        time_ns = np.bincount(cell, rows["duration_ns"], size * _CELLS)
+        self._time_ns[:size] += time_ns.astype(np.int64).reshape(size, _CELLS)
+        self._hits[:size] += np.bincount(row, rows["hits"], size).astype(np.int64)
+        calls = np.flatnonzero(rows["opened"] == Opened.CALL)
+        origin = np.minimum(rows["origin"][calls], Category.OTHER)
+        kind = (row[calls] * _CATEGORIES + origin) * _CATEGORIES + category[calls]
+        self._transitions[:size] += np.bincount(kind, minlength=size * _KINDS).reshape(size, _KINDS)
+        self._calls.add(self._thread_pid[thread], thread, rows)
+        self._open.add_intervals(thread, rows)
+
+    def _add_marks_of(self, pid: int, rows: NDArray[np.void], kind: NDArray[np.uint32]) -> None:
+        process = self._process(pid)
+        changes = np.flatnonzero(kind == MarkKind.PHASE)
+        progress = np.flatnonzero(kind == MarkKind.PROGRESS)
+        if len(progress):
+            phases = np.append(process.phase, rows["a"][changes]).astype(np.uint64)
+            phase = phases[changes.searchsorted(progress)]
+            scope = self._scopes.rows((np.uint64(pid) << np.uint64(32)) | phase)
+            self._reserve()
+            size = len(self._scopes)
+            self._steps[:size] += np.bincount(scope, minlength=size)
+            latest = rows[progress[-1]]
+            process.step, process.total_steps = int(latest["a"]), int(latest["b"])
+        if len(changes):
+            process.phase = int(rows["a"][changes[-1]])
+        metadata = np.flatnonzero(kind == MarkKind.METADATA)
+        if len(metadata):
+            keys = rows["a"][metadata]
+            distinct, first = np.unique(keys[::-1], return_index=True)
+            values = rows["b"][metadata[::-1][first]]
+            process.metadata.update(zip(distinct.tolist(), values.tolist(), strict=True))
+
+
+def _merged(operations: list[OperationTotal]) -> list[OperationTotal]:
+    """Rows of the same names added up (a damaged trace may have several ids for "(unknown)"); others as they are."""
+    found: dict[tuple[int, str, tuple[str, ...]], OperationTotal] = {}
+    for operation in operations:
+        key = (operation.pid, operation.phase, operation.path)
+        before = found.get(key)
+        found[key] = operation if before is None else _sum(before, operation)
+    return list(found.values())
+
+
+def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
+    kinds = {**left.transitions}
+    for kind, count in right.transitions.items():
+        kinds[kind] = kinds.get(kind, 0) + count
+    return OperationTotal(
+        pid=left.pid,
+        phase=left.phase,
+        path=left.path,
+        count=left.count + right.count,
+        open_now=left.open_now + right.open_now,
+        time_ns=_add(left.time_ns, right.time_ns),
+        category_ns=_add(left.category_ns, right.category_ns),
+        state_ns=_add(left.state_ns, right.state_ns),
+        hits=left.hits + right.hits,
+        transitions=kinds,
+        gpu_ns=left.gpu_ns + right.gpu_ns,
+    )
+
+
+def _add(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip(left, right, strict=True))
