@@ -67,7 +67,7 @@ def search_folders(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) -
     seen: set[Path] = set()
     named = [Path(entry) for entry in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if entry]
     # The variable may also name the package's own folder.
-    named = [folder.parent if (folder / "libbcc.py").is_file() else folder for folder in named]
+    named = [folder.parent if os.path.isfile(folder / "libbcc.py") else folder for folder in named]
     usual = [Path(entry) for entry in sys.path if entry]
     # The newest interpreter's folder first, if a distribution keeps several.
     installed = [Path(entry) for pattern in distribution_folders for entry in sorted(glob(pattern), reverse=True)]
@@ -82,7 +82,7 @@ def find_candidates(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) 
     found = []
     for folder in search_folders(distribution_folders):
         package = folder / "bcc"
-        if (package / "__init__.py").is_file():
+        if os.path.isfile(package / "__init__.py"):  # unlike Path.is_file it takes a folder that may not be read
             found.append(BccCandidate(package, _read_version(package), _looks_genuine(package)))
     return found
 
@@ -134,7 +134,7 @@ def is_recent(version: str) -> bool:
 
 
 def _looks_genuine(package: Path) -> bool:
-    return (package / "libbcc.py").is_file() and (package / "table.py").is_file()
+    return os.path.isfile(package / "libbcc.py") and os.path.isfile(package / "table.py")
 
 
 def _read_version(package: Path) -> str:

@@ -18,22 +18,19 @@ from pathlib import Path
 from typing import Literal
 
 from rlscope_ebpf.capture import bcc_import
-from rlscope_ebpf.capture.kernel import MINIMUM_KERNEL, attach_methods, kernel_release, kernel_version, parse_release
+from rlscope_ebpf.capture.kernel import (
+    MINIMUM_KERNEL,
+    attach_methods,
+    effective_capabilities,
+    kernel_release,
+    kernel_version,
+    parse_release,
+)
 from rlscope_ebpf.errors import ExitStatus, ProfilerError
 from rlscope_ebpf.paths import MARKER_LIBRARY, PACKAGE, probes_dir
 
 State = Literal["ok", "failed", "warning", "info"]
 """failed: a requirement is not met. warning: it works, with a limit. info: optional, or could not be looked at."""
-
-CAPABILITIES: dict[str, int] = {
-    "CAP_DAC_READ_SEARCH": 2,
-    "CAP_SYS_PTRACE": 19,
-    "CAP_SYS_ADMIN": 21,
-    "CAP_SYS_RESOURCE": 24,
-    "CAP_PERFMON": 38,
-    "CAP_BPF": 39,
-}
-"""Bits of CapEff (include/uapi/linux/capability.h)."""
 
 CAPABILITY_USES: dict[str, str] = {
     "CAP_BPF": "load BPF programs",
@@ -160,7 +157,7 @@ def check_lockdown(file: Path = Path("/sys/kernel/security/lockdown")) -> Check:
 
 def check_btf(file: Path = Path("/sys/kernel/btf/vmlinux")) -> Check:
     """Type information of the kernel, which makes attaching to tracepoints robust but is not needed."""
-    if file.exists():
+    if os.path.exists(file):
         return Check("kernel", "BTF", "ok", "present")
     return Check("kernel", "BTF", "info", "not present; the probes do without")
 
@@ -188,29 +185,25 @@ def check_memlock(version: tuple[int, ...] | None = None) -> Check:
 # Permissions
 
 
-def effective_capabilities(status: Path = Path("/proc/self/status")) -> frozenset[str]:
-    """Names of the capabilities that this process has, of those in CAPABILITIES."""
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
-    bits = int(match.group(1), 16) if match else 0
-    return frozenset(name for name, bit in CAPABILITIES.items() if bits >> bit & 1)
-
-
 def check_permissions(euid: int, held: frozenset[str]) -> list[Check]:
     """Root, or the capabilities that stand for it."""
+    # CAP_SYS_ADMIN includes the two that were split off it.
+    if "CAP_SYS_ADMIN" in held:
+        held |= {"CAP_BPF", "CAP_PERFMON"}
+    missing = [name for name in CAPABILITY_USES if name not in held]
+    if euid != 0 and len(missing) == len(CAPABILITY_USES):
+        cannot = ", ".join(CAPABILITY_USES.values())
+        return [_forbidden("root", f"user {euid} may not {cannot}", "Run as root, for example with sudo.")]
     who = "root" if euid == 0 else f"user {euid}"
     checks = []
     for name, use in CAPABILITY_USES.items():
-        # CAP_SYS_ADMIN includes the two that were split off it.
-        has = name in held or (name in ("CAP_BPF", "CAP_PERFMON") and "CAP_SYS_ADMIN" in held)
-        if has:
+        if name not in missing:
             checks.append(Check("permissions", name, "ok", f"{who} may {use}"))
+        elif euid != 0:
+            checks.append(_forbidden(name, f"{who} may not {use}", "Run as root, for example with sudo."))
         else:
-            fix = (
-                "Run as root, for example with sudo."
-                if euid != 0
-                else f"Give it to this container (--cap-add {name.removeprefix('CAP_')}), or run on the host."
-            )
-            checks.append(Check("permissions", name, "failed", f"{who} may not {use}", fix, ExitStatus.NOT_PERMITTED))
+            fix = f"Give it to this container (--cap-add {name.removeprefix('CAP_')}), or run on the host."
+            checks.append(_forbidden(name, f"{who} may not {use}", fix))
     return checks
 
 
@@ -476,9 +469,13 @@ def _version_of(package: str) -> str:
 def _probes_folder() -> Path | None:
     try:
         return probes_dir()
-    except ProfilerError:
+    except (ProfilerError, OSError):
         return None
 
 
 def _unsupported(group: str, name: str, detail: str, fix: str) -> Check:
     return Check(group, name, "failed", detail, fix, ExitStatus.UNSUPPORTED)
+
+
+def _forbidden(name: str, detail: str, fix: str) -> Check:
+    return Check("permissions", name, "failed", detail, fix, ExitStatus.NOT_PERMITTED)

@@ -1,9 +1,10 @@
-"""Which kernel runs, and which ways to attach a probe it has."""
+"""Which kernel runs, which ways to attach a probe it has, and what it lets this process do."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 MINIMUM_KERNEL = (5, 15)
 """Oldest kernel whose perf-event uprobes carry a BPF cookie, which tells one probe from another."""
@@ -31,3 +32,21 @@ def parse_release(release: str) -> tuple[int, ...]:
 def attach_methods(version: tuple[int, ...]) -> tuple[str, ...]:
     """The attach methods a kernel has, best first; () if it is too old for any."""
     return tuple(method for method, needed in MINIMUM_KERNEL_OF_METHOD.items() if version >= needed)
+
+
+CAPABILITIES: dict[str, int] = {
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_RESOURCE": 24,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+"""Bits of CapEff (include/uapi/linux/capability.h)."""
+
+
+def effective_capabilities(status: Path = Path("/proc/self/status")) -> frozenset[str]:
+    """Names of the capabilities that this process has, of those in CAPABILITIES."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
+    bits = int(match.group(1), 16) if match else 0
+    return frozenset(name for name, bit in CAPABILITIES.items() if bits >> bit & 1)

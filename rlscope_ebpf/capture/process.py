@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rlscope_ebpf.capture.kernel import kernel_version
+from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_version
 from rlscope_ebpf.errors import NotPermittedError, ProfilerError, UnsupportedError, UsageError
 
 PF_KTHREAD = 0x00200000  # include/linux/sched.h; field "flags" of /proc/PID/stat
@@ -186,6 +186,10 @@ def not_permitted(pid: int) -> NotPermittedError:
     problem = f"This user may not look into process {pid}."
     if os.geteuid() != 0:
         return NotPermittedError(problem, "Run the profiler as root, for example with sudo.")
+    if "CAP_SYS_PTRACE" in effective_capabilities():
+        return NotPermittedError(
+            problem, "The system protects it even from root (a security module, a sandbox): choose another process."
+        )
     return NotPermittedError(
         problem,
         "CAP_SYS_PTRACE is missing: give it to this container (--cap-add SYS_PTRACE), or run on the host.",

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rlscope_ebpf.capture.checks import Check
+from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.maps import MapsWatcher
-from rlscope_ebpf.capture.planner import Planner
+from rlscope_ebpf.capture.plan import ProbeTarget, plan_probes
 from rlscope_ebpf.capture.process import SECCOMP_MODES, TargetProcess, inspect
 from rlscope_ebpf.errors import ProfilerError
+from rlscope_ebpf.model.format import CATEGORY_LABELS
 
 GROUP = "target"
+
+_PURPOSES: dict[Group, str] = {
+    Group.MARKER: "markers",
+    Group.GIL: "interpreter lock",
+    Group.REENTRY: "calls into Python",
+    Group.CATCH: "exceptions",
+}
+"""What the probes of a group are for; those of the other groups are named by their category."""
 
 
 def check_target(pid: int) -> list[Check]:
@@ -64,23 +75,17 @@ def check_namespaces(target: TargetProcess) -> Check:
 
 
 def check_probes(target: TargetProcess) -> Sequence[Check]:
-    """What would be probed."""
+    """What would be probed: by library, with the category its calls enter."""
     try:
-        planner = Planner(target, (), ())
-        planner.plan(MapsWatcher(target.pid).poll() or [])
+        plan = plan_probes(target.pid, MapsWatcher(target.pid).poll() or [])
     except ProfilerError as error:
         return [Check(GROUP, "probes", "failed", error.problem, error.remedy, error.status)]
-    sites = planner.take()
-    libraries: dict[str, int] = {}
-    for site in sites:
-        libraries[site.library] = libraries.get(site.library, 0) + 1
+    sites = Counter((probe.object.path, _purpose(probe)) for probe in plan.targets)
     checks = [
-        Check(GROUP, "library", "ok", f"{path}: {number} probe sites")
-        for path, number in sorted(libraries.items(), key=lambda item: -item[1])
+        Check(GROUP, purpose, "ok", f"{number} probe sites in {path}")
+        for (path, purpose), number in sites.most_common()
     ]
-    if sites:
-        checks.append(Check(GROUP, "probes", "ok", f"{len(sites)} sites in {len(libraries)} files"))
-    else:
+    if not sites:
         checks.append(
             Check(
                 GROUP,
@@ -90,5 +95,9 @@ def check_probes(target: TargetProcess) -> Sequence[Check]:
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
             )
         )
-    checks += [Check(GROUP, "note", "info", note) for note in planner.take_notes()]
-    return checks
+    return [*checks, *(Check(GROUP, "note", "info", note) for note in plan.notes)]
+
+
+def _purpose(probe: ProbeTarget) -> str:
+    """What a probe is for, as a person would say."""
+    return _PURPOSES.get(probe.group) or CATEGORY_LABELS[probe.category]

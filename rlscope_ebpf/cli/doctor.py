@@ -63,16 +63,16 @@ def render(checks: list[Check], marks: dict[str, str], width: int | None) -> str
             ]
         lines.append(f"  {mark} {check.name:<{label}}  {detail[0]}")
         lines += [indent + line for line in detail[1:]]
-    lines += ["", conclusion(checks)]
+    lines += ["", conclusion(checks, marks["warning"])]
     text = "\n".join(lines)
-    return text if "✓" in marks.values() else text.replace("→", "->")
+    return text if marks is not _PLAIN_MARKS else text.replace("→", "->").encode("ascii", "replace").decode()
 
 
-def conclusion(checks: list[Check]) -> str:
-    """One sentence about the whole."""
+def conclusion(checks: list[Check], mark: str) -> str:
+    """One sentence about the whole. `mark` is that of a warning."""
     failed = [check for check in checks if check.state == "failed"]
     warnings = [check for check in checks if check.state == "warning"]
-    limits = f" {_number(len(warnings), 'limit')} marked with ! above." if warnings else ""
+    limits = f" {_number(len(warnings), 'limit')} marked with {mark} above." if warnings else ""
     if failed:
         names = ", ".join(check.name for check in failed)
         return click.style(f"{_number(len(failed), 'requirement')} not met: {names}.", fg="red") + limits

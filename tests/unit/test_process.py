@@ -216,7 +216,10 @@ def test_not_permitted(python_target: subprocess.Popen[bytes]) -> None:
 
 def test_root_without_the_capability_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(process, "effective_capabilities", lambda: frozenset[str]())
     assert "CAP_SYS_PTRACE" in process.not_permitted(5).remedy
+    monkeypatch.setattr(process, "effective_capabilities", lambda: frozenset({"CAP_SYS_PTRACE"}))
+    assert "even from root" in process.not_permitted(5).remedy
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "sudo" in process.not_permitted(5).remedy
 
