@@ -160,6 +160,7 @@ def test_a_large_batch_is_split_and_small_ones_are_gathered(tmp_path: Path) -> N
     path = tmp_path / "a.rlscope"
     writer = TraceWriter(path, clock=samples.Clock())
     writer.start(samples.INFO)
+    writer.batch(Batch(samples.START_NS, samples.definitions()))
     size_before = path.stat().st_size
     rows = samples.intervals(1, CHUNK_ROWS + 10)
     for at in range(0, FLUSH_ROWS - 1000, 1000):
