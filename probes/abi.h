@@ -36,7 +36,8 @@ enum rls_event_kind {
 /* rls_event.flags */
 #define RLS_F_HEALED 0x01   /* RETURN: the return was never seen; the frame was found dead by its stack pointer */
 #define RLS_F_FIRST 0x02    /* the first event of this thread: `from` was assumed, not followed */
-#define RLS_F_PYTHON 0x04   /* marker events: made by the Python module, so the thread ran the interpreter */
+#define RLS_F_PYTHON 0x04   /* markers: called by the Python module. CALL: made by Python, also if it released the
+                               interpreter on its way (then `from` is other) */
 
 /* One record of the events ring. 32 bytes: with the ring's own 8-byte header every record takes 40. */
 struct rls_event {

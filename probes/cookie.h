@@ -30,6 +30,7 @@ enum rls_action {
     RLS_ACT_PHASE = 9,
     RLS_ACT_PROGRESS = 10,
     RLS_ACT_METADATA = 11,
+    RLS_ACT_LONGJMP = 12,     /* longjmp of glibc: every call below the function that called setjmp is gone */
 };
 
 enum rls_site_class {

@@ -36,6 +36,20 @@ static __always_inline void annotate(struct pt_regs *ctx, struct thread *t, u32 
         send(t, tid, now, RLS_EV_PROGRESS_TOTAL, site, flags, ctx->si);
 }
 
+/* glibc's jmp_buf on x86-64: the stack pointer is its seventh word, xored with the process's guard and rotated. */
+#define JMP_BUF_SP 48
+#define JMP_BUF_ROTATION 17
+
+/* The stack pointer that longjmp is about to restore; 0 if it cannot be told. */
+static __always_inline u64 longjmp_sp(struct pt_regs *ctx, u32 pid)
+{
+    u64 hidden = 0;
+    struct target *target = targets.lookup(&pid);
+    if (!target || bpf_probe_read_user(&hidden, sizeof(hidden), (void *)(ctx->di + JMP_BUF_SP)))
+        return 0;
+    return (hidden >> JMP_BUF_ROTATION | hidden << (64 - JMP_BUF_ROTATION)) ^ target->pointer_guard;
+}
+
 /* A site was hit. Returns 1 if the return from the probed function need not be seen. */
 static __always_inline int entered(struct pt_regs *ctx)
 {
@@ -68,6 +82,11 @@ static __always_inline int entered(struct pt_regs *ctx)
         u64 gone = sp;
         if (action > RLS_ACT_CATCH)
             gone = sp - 1;
+        if (action == RLS_ACT_LONGJMP) {
+            u64 restored = longjmp_sp(ctx, t->pid);
+            if (restored > sp)
+                gone = restored - 1;
+        }
         drop_frames(t, tid, now, gone, keep);
         u8 flags = action == RLS_ACT_EXIT && t->dropped != t->dropped_healed ? 0 : RLS_F_HEALED;
         if (t->dropped && current_category(t) != t->sent)
@@ -77,6 +96,10 @@ static __always_inline int entered(struct pt_regs *ctx)
     if (depth == 0 && (cookie & RLS_COOKIE_FROM_PYTHON))
         hold(t);
 
+    if (action == RLS_ACT_LONGJMP) {
+        t->silent++;
+        return 1;
+    }
     if (action >= RLS_ACT_OP_BEGIN) {
         annotate(ctx, t, tid, now, cookie);
         return 1;
@@ -125,7 +148,8 @@ static __always_inline int entered(struct pt_regs *ctx)
         hold(t);
         skip_return = 1;
     }
-    send_change(t, tid, now, kind, site, 0);
+    /* A call that released the interpreter on its way came from Python all the same. */
+    send_change(t, tid, now, kind, site, kind == RLS_EV_CALL && t->python && !depth ? RLS_F_PYTHON : 0);
     return skip_return;
 }
 

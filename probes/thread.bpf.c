@@ -48,9 +48,10 @@ struct thread {
 };
 
 struct target {
+    u64 pointer_guard; /* with which glibc hides the addresses in a jmp_buf */
     u8 is_python;
     u8 assume_held; /* a thread first seen at a boundary call is taken to run Python */
-    u8 unused[2];
+    u8 unused[6];
 };
 
 BPF_RINGBUF_OUTPUT(events, EVENT_RING_PAGES);

@@ -39,6 +39,7 @@ class Action(IntEnum):
     PHASE = 9
     PROGRESS = 10
     METADATA = 11
+    LONGJMP = 12
 
 
 class CookieFlag(IntFlag):
@@ -49,12 +50,14 @@ class CookieFlag(IntFlag):
     OPERATION = 1 << 34
 
 
+NO_FLAGS = CookieFlag(0)
+
 MAX_SITE = (1 << 24) - 1
 """Largest probe id that a cookie holds."""
 
 
 def make_cookie(
-    site: int, category: int, site_class: SiteClass, group: Group, action: Action, flags: CookieFlag = CookieFlag(0)
+    site: int, category: int, site_class: SiteClass, group: Group, action: Action, flags: CookieFlag = NO_FLAGS
 ) -> int:
     """The 64-bit cookie of a site. `site` is its probe id, 1 … `MAX_SITE`."""
     if not 0 < site <= MAX_SITE:

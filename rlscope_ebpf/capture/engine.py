@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group, SiteClass, make_cookie
+from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, SiteClass, make_cookie
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.links import Link, attach
+from rlscope_ebpf.capture.pointer_guard import read_pointer_guard
 from rlscope_ebpf.capture.programs import Programs
 from rlscope_ebpf.capture.tracepoints import attach_tracepoints
 from rlscope_ebpf.model.tables import ProbeInfo
@@ -34,7 +35,7 @@ class ProbeSite:
     site_class: SiteClass
     group: Group
     action: Action
-    flags: CookieFlag = CookieFlag(0)
+    flags: CookieFlag = NO_FLAGS
     returns: bool = False  # also probe the function's return
 
 
@@ -46,7 +47,8 @@ class Engine:
         self._programs = Programs(method)
         self._links: dict[tuple[int, Group], list[Link]] = defaultdict(list)
         self._tracepoints: Link | None = None
-        self._next_probe = 1
+        self.next_probe = 1
+        """Id that the next attached site gets."""
 
     def follow_scheduler(self) -> None:
         """Also see threads run, wait and end. Raises OSError."""
@@ -54,7 +56,9 @@ class Engine:
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool) -> None:
         """Let a process's hits through."""
-        self._programs.add_target(pid, is_python=is_python, assume_held=assume_held)
+        self._programs.add_target(
+            pid, is_python=is_python, assume_held=assume_held, pointer_guard=read_pointer_guard(pid)
+        )
 
     def remove_target(self, pid: int) -> None:
         """Detach from a process."""
@@ -71,8 +75,8 @@ class Engine:
         probes = []
         jobs: dict[tuple[str, Group, bool], list[tuple[int, int, int]]] = defaultdict(list)
         for index, site in enumerate(sites):
-            number = self._next_probe
-            self._next_probe += 1
+            number = self.next_probe
+            self.next_probe += 1
             cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, site.flags)
             jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
             probes.append(

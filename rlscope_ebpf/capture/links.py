@@ -124,9 +124,7 @@ def _attach_multi(
     return _bpf(_BPF_LINK_CREATE, attr)
 
 
-def _attach_perf(
-    prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], returns: bool
-) -> Link:
+def _attach_perf(prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], returns: bool) -> Link:
     # A perf event of one task would follow only its first thread, so these probes see every process that maps the file;
     # the BPF programs let only targets through.
     kind, return_bit = _uprobe_pmu()
@@ -149,7 +147,9 @@ def attach_perf_event(
 ) -> tuple[int, int]:
     """Open a perf event that sees every process and attach a program to it: descriptors of event and link.
 
-    One CPU is enough: for uprobes and tracepoints the kernel runs the program wherever the event happens. Raises OSError.
+    One CPU is enough: for uprobes and tracepoints the kernel runs the program wherever the event happens.
+
+    Raises OSError.
     """
     attr = _PerfAttr(
         type=kind,

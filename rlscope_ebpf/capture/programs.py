@@ -104,9 +104,10 @@ class Programs:
         fd: int = self._bpf.load_func(name, bcc.BPF.KPROBE, attach_type=attach_type).fd
         return fd
 
-    def add_target(self, pid: int, *, is_python: bool, assume_held: bool) -> None:
-        """Let a process's hits through. `assume_held`: see `struct target`."""
-        self._targets.update(_u32(pid), bytes((is_python, assume_held, 0, 0)))
+    def add_target(self, pid: int, *, is_python: bool, assume_held: bool, pointer_guard: int = 0) -> None:
+        """Let a process's hits through. For the rest see `struct target`."""
+        flags = bytes((is_python, assume_held)).ljust(8, b"\0")
+        self._targets.update(_u32(pid), pointer_guard.to_bytes(8, "little") + flags)
 
     def remove_target(self, pid: int) -> None:
         """Let no more hits of a process through on threads that have made none yet."""

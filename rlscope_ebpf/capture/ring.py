@@ -1,8 +1,8 @@
 """Reading a BPF ring buffer of fixed-size records as NumPy arrays.
 
-Layout (kernel, Documentation/bpf/ringbuf.rst): the consumer position on a page of its own, the producer position on the
-next, then the data, mapped twice in a row so that a record never wraps for the reader. Every record has an 8-byte header:
-its length with a busy bit (31) and a discard bit (30), and an offset that only the kernel uses.
+Layout (kernel, Documentation/bpf/ringbuf.rst): the consumer position on a page of its own, the producer position on
+the next, then the data, mapped twice in a row so that a record never wraps for the reader. Every record has an 8-byte
+header: its length with a busy bit (31) and a discard bit (30), and an offset that only the kernel uses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _DISCARDED = np.uint32(1 << 30)
 class Ring:
     """One ring. Not thread-safe: one reader.
 
-    `map_fd` is the ring's map, `size` its bytes (a power of two), `dtype` its records. Raises OSError if the ring cannot
-    be mapped.
+    `map_fd` is the ring's map, `size` its bytes (a power of two), `dtype` its records.
+
+    Raises OSError if the ring cannot be mapped.
     """
 
     def __init__(self, map_fd: int, size: int, dtype: np.dtype[np.void]) -> None:

@@ -6,7 +6,7 @@ import os
 import platform
 import select
 import threading
-from collections.abc import Sequence
+import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from types import TracebackType
@@ -21,10 +21,11 @@ from rlscope_ebpf.capture.engine import MAX_READ, Engine
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
 from rlscope_ebpf.capture.maps import MapsWatcher
 from rlscope_ebpf.capture.markers_layout import read_thread_stacks
-from rlscope_ebpf.capture.planner import Planner
+from rlscope_ebpf.capture.plan import Plan, Planner
+from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.capture.process import inspect, open_pidfd
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
-from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
+from rlscope_ebpf.model.events import OPEN_OPS_MAX, TEXT_DTYPE, TEXT_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
 from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
 from rlscope_ebpf.session.costs import ProbeCosts
@@ -62,15 +63,16 @@ class Profiler:
         self.notices: list[str] = []
         self.info: SessionInfo | None = None
         self.costs = ProbeCosts()
-        self._engine: Engine | None = None
+        self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
-        self._planners: dict[int, Planner] = {}
+        self._by_group: dict[str, int] = {}
+        self._shed_groups: set[Group] = set()
         self._definitions: list[Definition] = []
         self._attached = self._armed = self._shed = self._received = 0
         self._counters: ProbeCounters | None = None
         self._governor = Governor(options.max_overhead / 100)
         self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
-        self._matcher: Matcher | None = None
+        self._started: Matcher | None = None
 
     def __enter__(self) -> Profiler:
         return self
@@ -81,19 +83,32 @@ class Profiler:
         self.close()
 
     @property
+    def _engine(self) -> Engine:
+        if self._loaded is None:
+            raise RuntimeError("attach first")
+        return self._loaded
+
+    @property
+    def _matcher(self) -> Matcher:
+        if self._started is None:
+            raise RuntimeError("attach first")
+        return self._started
+
+    @property
     def targets(self) -> tuple[Target, ...]:
         """The profiled processes."""
         return tuple(self._targets.values())
 
     def prepare(self) -> None:
         """Compile and load the BPF programs: what can be done before the target is known. Raises ProfilerErrors."""
-        if self._engine is None:
-            self._engine = Engine(self._choose_method())
+        if self._loaded is None:
+            self._loaded = Engine(self._choose_method())
             try:
-                self._engine.follow_scheduler()
+                self._loaded.follow_scheduler()
             except OSError as error:
                 self.notices.append(
-                    f"The scheduler's tracepoints are not available ({error.strerror}): waiting threads show as running."
+                    f"The scheduler's tracepoints are not available ({error.strerror}): "
+                    "waiting threads show as running."
                 )
 
     def attach(self) -> None:
@@ -110,33 +125,32 @@ class Profiler:
 
         compiler = threading.Thread(target=compile_programs, name="bpf-compiler")
         compiler.start()
+        plans: list[tuple[Target, Plan]] = []
         try:
-            start_ns = monotonic_ns()
             for process in processes:
-                target = Target(process, MapsWatcher(process.pid), start_ns, open_pidfd(process))
-                self._targets[process.pid] = target
-                planner = Planner(process, self.options.libraries, self.options.markers)
-                self._planners[process.pid] = planner
-                planner.plan(target.watcher.poll() or [])
+                target = self._targets[process.pid] = Target(process, MapsWatcher(process.pid), open_pidfd(process))
+                target.planner = Planner(process.pid, self.options.libraries, markers=self.options.markers)
+                plans.append((target, target.planner.plan(target.watcher.poll() or [])))
         finally:
             compiler.join()
         if failure:
             raise failure[0]
         start_ns = monotonic_ns()
-        self._matcher = Matcher(start_ns, thread_name=thread_name)
-        for target in self._targets.values():
+        self._started = Matcher(start_ns, thread_name=thread_name)
+        for target, plan in plans:
             target.start_ns = start_ns
-            self._start_target(target)
+            self._start_target(target, plan)
         if not self._armed:
             raise UnsupportedError(
-                "No probe could be set in the target: " + self._why_no_probe(),
+                "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
             )
         self.info = self._session_info(start_ns)
 
     def run(self, stop: threading.Event) -> SessionEnd:
         """Capture until `stop` is set, the duration is over or every target has ended. Then detach and finish."""
-        assert self._engine and self._matcher and self.info, "attach first"
+        if self.info is None:
+            raise RuntimeError("attach first")
         for sink in self.sinks:
             sink.start(self.info)
         reason = "detached"
@@ -167,9 +181,9 @@ class Profiler:
 
     def close(self) -> None:
         """Detach from everything. Safe to call twice."""
-        if self._engine:
-            self._engine.close()
-            self._engine = None
+        if self._loaded:
+            self._loaded.close()
+            self._loaded = None
         for target in self._targets.values():
             if target.pidfd >= 0:
                 os.close(target.pidfd)
@@ -194,24 +208,17 @@ class Profiler:
             )
         return available[0]
 
-    def _start_target(self, target: Target) -> None:
+    def _start_target(self, target: Target, plan: Plan) -> None:
         engine, matcher = self._engine, self._matcher
-        assert engine
-        assert matcher
         process = target.process
-        planner = self._planners[target.pid]
         matcher.add_process(target.info())
-        has_gil = any(site.group == Group.GIL for site in planner.sites)
-        engine.add_target(target.pid, is_python=process.is_python, assume_held=process.is_python and not has_gil)
-        if not has_gil:
-            engine.forget_gil()
+        follows_gil = process.allows_return_probes and any(probe.group == Group.GIL for probe in plan.targets)
+        engine.add_target(target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil)
         self._seed(target)
-        self._attach(target, planner)
+        self._attach(target, plan)
 
     def _seed(self, target: Target) -> None:
         """Tell programs and matcher of the operations that are open already."""
-        assert self._engine
-        assert self._matcher
         seeded = set()
         for stack in read_thread_stacks(target.pid, target.watcher.objects.values()):
             self._engine.add_marker_record(stack.tid, stack.record_address)
@@ -221,23 +228,30 @@ class Profiler:
         if target.pid not in seeded:
             self._matcher.seed_thread(target.pid, target.pid, [], target.start_ns, None)
 
-    def _attach(self, target: Target, planner: Planner) -> None:
-        assert self._engine
-        sites = planner.take()
-        if not sites:
+    def _attach(self, target: Target, plan: Plan) -> None:
+        self.notices.extend(plan.notes)
+        allow_returns = target.process.allows_return_probes
+        planned = [
+            (site, planned.operation)
+            for planned in plan.targets
+            if planned.group not in self._shed_groups
+            for site in probe_sites(planned, allow_returns=allow_returns)
+        ]
+        if not planned:
             return
-        probes = self._engine.attach(target.pid, sites)
+        # Operations by --marker carry the probe's id where others carry the hash of a name.
+        first = self._engine.next_probe
+        names = {first + index: operation for index, (_, operation) in enumerate(planned) if operation}
+        if names:
+            self._matcher.add_texts(_texts(names))
+        probes = self._engine.attach(target.pid, [site for site, _ in planned])
         self._attached += len(probes)
         self._armed += sum(probe.armed for probe in probes)
         self._definitions.extend(probes)
-        self.notices.extend(planner.take_notes())
-
-    def _why_no_probe(self) -> str:
-        notes = [note for planner in self._planners.values() for note in planner.take_notes()]
-        return notes[0] if notes else "it has no markers, no known library and no interpreter."
+        for probe in probes:
+            self._by_group[probe.group] = self._by_group.get(probe.group, 0) + 1
 
     def _session_info(self, start_ns: int) -> SessionInfo:
-        assert self._engine
         capture = self.options.as_dict() | {"attach_method": self._engine.method}
         return SessionInfo(
             tool_version=__version__,
@@ -256,8 +270,6 @@ class Profiler:
 
     def _turn(self, now_ns: int) -> None:
         """Take what is in the rings, match it, hand it out."""
-        assert self._engine
-        assert self._matcher
         events = self._engine.read_events()
         self._received += len(events)
         self._take_texts(self._engine.read_texts())
@@ -267,7 +279,6 @@ class Profiler:
         self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
 
     def _take_texts(self, texts: NDArray[np.void]) -> None:
-        assert self._matcher
         if not len(texts):
             return
         open_operations = texts["kind"] == TextKind.OPEN_OPS
@@ -279,8 +290,6 @@ class Profiler:
             self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
 
     def _hand_out(self, batch: Batch) -> None:
-        assert self._engine
-        assert self._matcher
         if self._definitions:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
@@ -319,8 +328,6 @@ class Profiler:
 
     def _look_at_targets(self, now_ns: int) -> None:
         """Find ended targets and newly loaded libraries."""
-        assert self._engine
-        assert self._matcher
         for target in self._targets.values():
             if target.end_ns is not None:
                 continue
@@ -330,13 +337,10 @@ class Profiler:
                 target.end_ns = now_ns
                 self._matcher.update_process(target.info())
                 continue
-            if new:
-                planner = self._planners[target.pid]
-                planner.plan(new)
-                self._attach(target, planner)
+            if new or target.planner.incomplete:
+                self._attach(target, target.planner.plan(new))
 
     def _govern(self, now_ns: int) -> None:
-        assert self._engine
         spent = self.costs.spent_by_group_ns(self._engine.counters())
         cpu_ns = sum(target.cpu_time_ns() for target in self._targets.values())
         previous, self._governor_state = self._governor_state, (now_ns, spent, cpu_ns)
@@ -345,15 +349,13 @@ class Profiler:
         group, notice = self._governor.decide(spent - previous[1], max(now_ns - previous[0], cpu_ns - previous[2]))
         if group is not None:
             self._engine.shed(group)
-            for planner in self._planners.values():
-                self._shed += planner.shed(group)
+            self._shed_groups.add(group)
+            self._shed += self._by_group.get(group.name.lower(), 0)
         if notice:
             self.notices.append(notice)
 
     def _drain(self, reason: str) -> int:
         """Detach, read what is left, close what is open. Returns the end of the session."""
-        assert self._engine
-        assert self._matcher
         end_ns = monotonic_ns()
         self._engine.detach()
         while self._engine.pending_events():
@@ -372,14 +374,20 @@ class Profiler:
         return end_ns
 
 
+def _texts(names: dict[int, str]) -> NDArray[np.void]:
+    """Names by key, as if the programs had sent them."""
+    texts = np.zeros(len(names), TEXT_DTYPE)
+    for index, (key, name) in enumerate(names.items()):
+        data = name.encode()[: TEXT_MAX - 1]
+        texts[index]["key"], texts[index]["kind"], texts[index]["length"] = key, TextKind.NAME, len(data)
+        texts[index]["text"] = data
+    return texts
+
+
 def _rfc3339() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _realtime_offset_ns() -> int:
-    import time
-
     return time.clock_gettime_ns(time.CLOCK_REALTIME) - monotonic_ns()
 
-
-__all__: Sequence[str] = ("Profiler",)

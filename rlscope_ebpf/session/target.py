@@ -7,7 +7,10 @@ import time
 from dataclasses import dataclass, field
 
 from rlscope_ebpf.capture.maps import MapsWatcher
+from rlscope_ebpf.capture.plan import Planner
+from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.process import TargetProcess
+from rlscope_ebpf.model.events import TEXT_MAX
 from rlscope_ebpf.model.tables import ProcessInfo
 
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
@@ -19,11 +22,11 @@ class Target:
 
     process: TargetProcess
     watcher: MapsWatcher
-    start_ns: int
     pidfd: int
+    planner: Planner = field(init=False)
+    start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0
     end_ns: int | None = None
-    groups: set[int] = field(default_factory=set)  # probe groups attached so far
 
     @property
     def pid(self) -> int:
@@ -63,19 +66,16 @@ def thread_name(pid: int, tid: int) -> str:
 
 
 def read_names(pid: int, addresses: list[int]) -> list[str]:
-    """Names at addresses in a process; unreadable ones are left empty."""
-    names = []
+    """Names at addresses in a process; unreadable ones are empty."""
+    with ProcessMemory(pid) as memory:
+        return [_name_at(memory, address) for address in addresses]
+
+
+def _name_at(memory: ProcessMemory, address: int) -> str:
     try:
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            for address in addresses:
-                try:
-                    memory.seek(address)
-                    names.append(memory.read(128).split(b"\0")[0].decode("utf-8", "replace"))
-                except (OSError, ValueError, OverflowError):
-                    names.append("")
-    except OSError:
-        return ["" for _ in addresses]
-    return names
+        return memory.read(address, TEXT_MAX).split(b"\0")[0].decode("utf-8", "replace")
+    except (OSError, ValueError, OverflowError):
+        return ""
 
 
 def monotonic_ns() -> int:

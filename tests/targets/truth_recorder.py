@@ -43,6 +43,7 @@ class Note(IntEnum):
     END = 5
     WAITED = 6  # since the previous entry, the thread was without the interpreter lock
     PHASE = 7  # value: name
+    RELEASING = 8  # until the next entry, the thread is without the interpreter lock
 
 
 Entry = tuple[int, int, Any]  # time, Note, value
@@ -74,6 +75,13 @@ class Recorder:
         """The thread slept, or waited without the interpreter lock, from start to end."""
         self.entries.append((start, Note.ENTER, OTHER))
         self.entries.append((end, Note.LEAVE, None))
+
+    def releasing(self) -> None:
+        """A native function that runs without the interpreter lock is about to be called: until its entry is `other`.
+
+        Giving up the lock wakes another thread, which may well take this one's CPU before the function is entered.
+        """
+        self.entries.append((monotonic_ns(), Note.RELEASING, None))
 
     def waited(self) -> None:
         """A native function that ran without the interpreter lock has just come back: since its exit was `other`."""
@@ -138,12 +146,14 @@ class Replay:
     def run(self, entries: Iterable[Entry]) -> dict[Key, Sums]:
         """Key → sums; what is open at the end is cut at `until_ns`."""
         previous: int | None = None
+        released = False
         for time, kind, value in entries:
             if previous is not None:
-                category = OTHER if kind == Note.WAITED else self._category()
+                category = OTHER if released or kind == Note.WAITED else self._category()
                 self._add(previous, time, category)
             self._apply(time, kind, value)
             previous = time
+            released = kind == Note.RELEASING
         if previous is not None:
             self._add(previous, self._until, self._category())
         while self._names:

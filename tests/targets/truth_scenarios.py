@@ -74,10 +74,11 @@ class Work:
         self.recorder.elsewhere(start, monotonic_ns())
 
     def released(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which runs without the interpreter lock, with the wait for the lock noted afterwards."""
-        waited = self.recorder.waited
+        """The function, which runs without the interpreter lock, with what it takes to give up the lock and to get it back noted."""
+        releasing, waited = self.recorder.releasing, self.recorder.waited
 
         def call(*arguments: Any) -> Any:
+            releasing()
             result = function(*arguments)
             waited()
             return result

@@ -1,0 +1,51 @@
+"""From planned functions to the instructions that the engine probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlscope_ebpf.capture.cookie import Action, SiteClass
+from rlscope_ebpf.capture.engine import ProbeSite
+from rlscope_ebpf.capture.plan import RET_SITES, RETURN, ProbeTarget
+
+_CLASSES = {"nop5": SiteClass.NOP5, "emulated": SiteClass.EMULATED, "stepped": SiteClass.STEPPED}
+
+
+def probe_sites(target: ProbeTarget, *, allow_returns: bool) -> Iterator[ProbeSite]:
+    """The sites of one function: its entry and, where they are probed, its exits.
+
+    Without `allow_returns` (a seccomp filter may forbid what return probes do) ends of calls are found by the stack
+    pointer, and functions of which only the return counts are left out.
+    """
+    returns = target.exits == RETURN
+    if returns and not allow_returns:
+        if target.action != Action.CALL:
+            return
+        returns = False
+    library = target.object.path
+    yield ProbeSite(
+        path=target.path,
+        library=library,
+        symbol=target.symbol,
+        offset=target.file_offset,
+        address=target.address,
+        category=target.category,
+        site_class=_CLASSES[target.site.site_class],
+        group=target.group,
+        action=target.action,
+        flags=target.flags,
+        returns=returns,
+    )
+    if target.exits == RET_SITES:
+        for offset in target.exit_offsets:
+            yield ProbeSite(
+                path=target.path,
+                library=library,
+                symbol=target.symbol,
+                offset=offset,
+                address=target.object.address(offset) or 0,
+                category=target.category,
+                site_class=SiteClass.STEPPED,
+                group=target.group,
+                action=Action.EXIT,
+            )
