@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.tui import texts
 from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, cycle, operation_table
 from rlscope_ebpf.tui.help import TextScreen, help_lines, message_lines
-from rlscope_ebpf.tui.panels import CallsPanel, OperationsPanel, ProcessesPanel, TransitionsPanel
+from rlscope_ebpf.tui.panels import CallsPanel, FiguresPanel, OperationsPanel, ProcessesPanel, TransitionsPanel
 from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
 from rlscope_ebpf.tui.spans import Line, plain
 from rlscope_ebpf.tui.table import Lines, Table
@@ -187,6 +188,7 @@ class ProfilerApp(App[None]):
         self._typing = False  # the filter's line is open
         self._in_flight = False
         self._close_timer: Timer | None = None
+        self._stop_asked = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     # What is shown
@@ -276,9 +278,9 @@ class ProfilerApp(App[None]):
         else:
             self._table = operation_table(snapshot, self.view)
             operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view))
-            self.query_one("#transitions", TransitionsPanel).fill(snapshot, self.view)
-            self.query_one("#calls", CallsPanel).fill(snapshot, self.view)
-            self.query_one("#processes", ProcessesPanel).fill(snapshot, self.view)
+            for panel in self.query(FiguresPanel):
+                if panel.display:
+                    panel.fill(snapshot, self.view)
         for lines in self.screen_stack[0].query(Lines):
             lines.update()
 
@@ -307,9 +309,11 @@ class ProfilerApp(App[None]):
     def on_mount(self) -> None:
         """Begin to ask for figures."""
         self._event_loop = asyncio.get_running_loop()
+        if self._stop_asked:
+            self.exit()
         self._arrange()
-        self._fetch()
-        self.set_interval(REPLAY_REFRESH_S if self._replay else self._refresh_s, self._fetch)
+        self.fetch()
+        self.set_interval(REPLAY_REFRESH_S if self._replay else self._refresh_s, self.fetch)
 
     def on_resize(self, event: events.Resize) -> None:
         """Another size may take another arrangement."""
@@ -317,10 +321,13 @@ class ProfilerApp(App[None]):
 
     def stop(self) -> None:
         """Leave soon, as if the user quit. From any thread, also from a signal handler."""
+        self._stop_asked = True  # for a screen that is not there yet
         if self._event_loop is not None:
-            self._event_loop.call_soon_threadsafe(self.exit)
+            with suppress(RuntimeError):  # the loop is closed: it has gone already
+                self._event_loop.call_soon_threadsafe(self.exit)
 
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
+        """Ask for new figures, unless a question is under way."""
         if self._in_flight:
             return
         self._in_flight = True

@@ -118,7 +118,15 @@ class OperationsPanel(Table):
         return cells
 
 
-class TransitionsPanel(Table):
+class FiguresPanel(Table):
+    """A table that a snapshot and a view fill."""
+
+    def fill(self, snapshot: Snapshot, view: View) -> None:
+        """Show the figures."""
+        raise NotImplementedError
+
+
+class TransitionsPanel(FiguresPanel):
     """How often control passes between languages and libraries."""
 
     def fill(self, snapshot: Snapshot, view: View) -> None:
@@ -174,7 +182,7 @@ def _arrow(kind: str) -> Callable[[int], Line]:
     return lambda width: line
 
 
-class CallsPanel(Table):
+class CallsPanel(FiguresPanel):
     """CUDA calls by function and, where they were recorded, GPU kernels."""
 
     def fill(self, snapshot: Snapshot, view: View) -> None:
@@ -231,7 +239,7 @@ def _meter_cell(fraction: float) -> Callable[[int], Line]:
     return lambda width: meter(fraction, width)
 
 
-class ProcessesPanel(Table):
+class ProcessesPanel(FiguresPanel):
     """Every process of the session."""
 
     def fill(self, snapshot: Snapshot, view: View) -> None:

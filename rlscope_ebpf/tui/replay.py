@@ -1,16 +1,16 @@
-"""A trace played back through the live model, as a source of snapshots."""
+"""A recording played back through the live model, as a source of snapshots."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from rlscope_ebpf.live.model import LiveModel
 from rlscope_ebpf.live.snapshot import Snapshot
-from rlscope_ebpf.model.session import SessionEnd
+from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
-from rlscope_ebpf.trace.reader import TraceReader
 from rlscope_ebpf.tui.source import ReplayState
 
 SHORTEST_STEP_NS = 100_000_000
@@ -21,18 +21,30 @@ READING_BUDGET_S = 0.25
 """A snapshot is handed out after so long even if the place asked for is not reached yet."""
 
 
+class Recording(Protocol):
+    """What is played: `rlscope_ebpf.trace.reader.TraceReader` is one."""
+
+    info: SessionInfo
+    end: SessionEnd | None  # None: the end is missing
+    now_ns: int  # everything before this moment is in the recording
+    problems: list[str]
+
+    def batches(self, step_ns: int | None = None) -> Iterator[Batch]:
+        """The session again, in steps of its time, or in steps of any size."""
+
+
 class TraceReplay:
-    """Plays a trace: a `rlscope_ebpf.tui.source.ReplaySource`. It begins at the end, with the whole trace shown.
+    """Plays a recording: a `rlscope_ebpf.tui.source.ReplaySource`. It begins at the end, with the whole trace shown.
 
     Controls only note what is wanted, and may be called while `snapshot()`, which reads, runs in another thread.
     """
 
-    def __init__(self, reader: TraceReader, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reader = reader
+    def __init__(self, recording: Recording, clock: Callable[[], float] = time.monotonic) -> None:
+        self._recording = recording
         self._clock = clock
         self._lock = threading.Lock()
-        end_ns = reader.end.end_ns if reader.end else reader.now_ns
-        self._start_ns = reader.info.start_ns
+        end_ns = recording.end.end_ns if recording.end else recording.now_ns
+        self._start_ns = recording.info.start_ns
         self._duration_ns = max(0, end_ns - self._start_ns)
         self._step_ns = max(SHORTEST_STEP_NS, self._duration_ns // STEPS)
         # What is wanted: under the lock.
@@ -105,10 +117,10 @@ class TraceReplay:
 
     def _rewind(self, *, whole: bool) -> None:
         self._model = LiveModel()
-        self._model.start(self._reader.info)
-        for problem in self._reader.problems:
+        self._model.start(self._recording.info)
+        for problem in self._recording.problems:
             self._model.notice(problem)
-        self._batches = self._reader.batches(None if whole else self._step_ns)
+        self._batches = self._recording.batches(None if whole else self._step_ns)
         self._next = next(self._batches, None)
         self._reached_ns = 0
         self._done = False
@@ -125,6 +137,6 @@ class TraceReplay:
             if time.monotonic() >= until and self._next is not None:
                 return False
         if whole and not self._done:
-            self._model.finish(self._reader.end or SessionEnd("", self._reader.now_ns, "interrupted"))
+            self._model.finish(self._recording.end or SessionEnd("", self._recording.now_ns, "interrupted"))
             self._done = True
         return True

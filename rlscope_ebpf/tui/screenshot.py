@@ -1,14 +1,9 @@
-"""A picture of the screen, made from a trace.
-
-Usage: python -m rlscope_ebpf.tui.screenshot TRACE OUT.svg [COLUMNSxROWS] [KEY ...]
-"""
+"""Pictures of the screen, as SVG."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from textual.pilot import Pilot
 
@@ -43,30 +38,3 @@ async def take(
         await pilot.press(*keys)
         await pilot.pause()
         return app.export_screenshot(title=title or app.title, simplify=True)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; its exit status."""
-    from rlscope_ebpf.errors import ProfilerError
-    from rlscope_ebpf.trace.reader import TraceReader
-    from rlscope_ebpf.tui.replay import TraceReplay
-
-    if len(arguments) < 2:
-        sys.stderr.write(f"{__doc__}\n")
-        return 2
-    trace, out, *rest = arguments
-    size = DEFAULT_SIZE
-    if rest and rest[0][:1].isdigit():
-        columns, _, rows = rest.pop(0).partition("x")
-        size = (int(columns), int(rows))
-    try:
-        svg = asyncio.run(take(TraceReplay(TraceReader(trace)), size=size, keys=rest))
-    except ProfilerError as error:
-        sys.stderr.write(f"{error}\n")
-        return int(error.status)
-    Path(out).write_text(svg, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
