@@ -14,6 +14,7 @@
 #define RLS_COOKIE_FROM_PYTHON (1ULL << 32) /* only the interpreter calls this function */
 #define RLS_COOKIE_REENTRY (1ULL << 33)     /* native code calls into Python: counts only inside native code */
 #define RLS_COOKIE_OPERATION (1ULL << 34)   /* the call itself is an operation (--marker) */
+#define RLS_COOKIE_RETURNS (1ULL << 35)     /* the return is wanted, too */
 
 /* What a hit means. */
 enum rls_action {

@@ -188,22 +188,24 @@ static __always_inline int returned(struct pt_regs *ctx)
     return 0;
 }
 
-int rls_entry(struct pt_regs *ctx)
-{
-    entered(ctx);
-    return 0;
-}
-
 #ifdef RLS_SESSION
+/* Also on sites whose return is not wanted: it then says so at the entry, and the return address stays as it is. Where
+ * C++ exceptions may pass, the target's life depends on that. */
 int rls_session(struct pt_regs *ctx)
 {
     /* bpf_session_is_return() is a kernel function, which BCC cannot call. On return the instruction pointer is in the
      * caller; at entry it is the site. */
     if (ctx->ip != bpf_get_func_ip(ctx))
         return returned(ctx);
-    return entered(ctx);
+    return entered(ctx) || !(bpf_get_attach_cookie(ctx) & RLS_COOKIE_RETURNS);
 }
 #else
+int rls_entry(struct pt_regs *ctx)
+{
+    entered(ctx);
+    return 0;
+}
+
 int rls_return(struct pt_regs *ctx)
 {
     return returned(ctx);

@@ -48,6 +48,7 @@ class CookieFlag(IntFlag):
     FROM_PYTHON = 1 << 32
     REENTRY = 1 << 33
     OPERATION = 1 << 34
+    RETURNS = 1 << 35
 
 
 NO_FLAGS = CookieFlag(0)

@@ -77,7 +77,8 @@ class Engine:
         for index, site in enumerate(sites):
             number = self.next_probe
             self.next_probe += 1
-            cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, site.flags)
+            flags = site.flags | CookieFlag.RETURNS if site.returns else site.flags
+            cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, flags)
             jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
             probes.append(
                 ProbeInfo(
@@ -117,15 +118,14 @@ class Engine:
         programs = self._programs
         offsets = [offset for offset, _, _ in entries]
         cookies = [cookie for _, cookie, _ in entries]
-        if returns and self.method == "session":
-            return [attach("session", programs.session_fd, path, offsets, cookies, pid, returns=True)]
-        method = "multi" if self.method == "session" else self.method
+        if self.method == "session":
+            return [attach(self.method, programs.session_fd, path, offsets, cookies, pid, returns=returns)]
         links = []
         try:
             if returns:
                 # Returns first: an entry seen without its return would leave the thread inside the call.
-                links.append(attach(method, programs.return_fd, path, offsets, cookies, pid, returns=True))
-            links.append(attach(method, programs.entry_fd, path, offsets, cookies, pid, returns=False))
+                links.append(attach(self.method, programs.return_fd, path, offsets, cookies, pid, returns=True))
+            links.append(attach(self.method, programs.entry_fd, path, offsets, cookies, pid, returns=False))
         except OSError:
             for link in links:
                 link.close()

@@ -79,10 +79,10 @@ class Programs:
             flags.append("-DRLS_SESSION")
         try:
             self._bpf = bcc.BPF(text=text, cflags=flags)
-            self.entry_fd = self._load(bcc, "rls_entry", ATTACH_TYPES["multi" if method == "session" else method])
             if method == "session":
-                self.session_fd = self._load(bcc, "rls_session", ATTACH_TYPES["session"])
+                self.session_fd = self._load(bcc, "rls_session", ATTACH_TYPES[method])
             else:
+                self.entry_fd = self._load(bcc, "rls_entry", ATTACH_TYPES[method])
                 self.return_fd = self._load(bcc, "rls_return", ATTACH_TYPES[method])
             self.tracepoint_fds = {
                 name: self._bpf.load_func(program, bcc.BPF.TRACEPOINT).fd for name, program in TRACEPOINTS.items()

@@ -31,8 +31,10 @@ RENAMED = {"from": "origin"}  # a Python keyword
 
 def c_values(folder: Path, expressions: dict[str, str]) -> dict[str, int]:
     """The values of C expressions, as the compiler sees the headers."""
-    lines = "\n".join(f'    printf("%s\\"{name}\\": %llu", n++ ? ", " : "", (unsigned long long)({text}));'
-                      for name, text in expressions.items())
+    lines = "\n".join(
+        f'    printf("%s\\"{name}\\": %llu", n++ ? ", " : "", (unsigned long long)({text}));'
+        for name, text in expressions.items()
+    )
     source = folder / "values.c"
     source.write_text(
         "#include <stddef.h>\n#include <stdio.h>\n"
@@ -110,6 +112,7 @@ def test_cookies(tmp_path: Path) -> None:
         "FROM_PYTHON": CookieFlag.FROM_PYTHON,
         "REENTRY": 0,
         "OPERATION": CookieFlag.OPERATION,
+        "RETURNS": 0,
     }
 
 
