@@ -10,15 +10,15 @@ The same scan tells which functions cannot let an exception pass, and may have a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from rlscope_ebpf.capture.sites import disassembler
 
 _FOLLOWED_PARTS: Final = 16  # tail-called functions and cold parts scanned with the function itself
 _FOLLOWED_BYTES: Final = 1 << 18
 _THROW_DEPTH: Final = 4
+_THROW_FUNCTIONS: Final = 64
 _TABLE_WINDOW: Final = 12  # instructions between a switch's table load and its jump
 
 _RIP_SLOT = re.compile(r"qword ptr \[rip ([+-]) (0x[0-9a-f]+|\d+)\]")
@@ -54,10 +54,6 @@ class Code:
 
     vaddr: int
     data: bytes
-
-
-CodeAt = Callable[[int], Code | None]
-"""Gives the function of the same file that contains an address, or None (import stubs, other sections)."""
 
 
 def scan(code: bytes, vaddr: int) -> CodeScan | None:
@@ -112,76 +108,105 @@ def scan(code: bytes, vaddr: int) -> CodeScan | None:
     return CodeScan(tuple(returns), tuple(jumps), frozenset(calls), frozenset(slots), unknown)
 
 
-def exit_sites(code: bytes, vaddr: int, code_at: CodeAt = lambda _: None) -> tuple[int, ...] | None:
-    """Addresses of every instruction by which the function is left, sorted; None if they cannot be enumerated.
+class CodeSource(Protocol):
+    """The code of one file."""
 
-    A jump to other code of the file (a cold part, a tail-called function) is followed and that code's exits are taken
-    in its place, so that its time still counts; other callers of it hit these sites too, with another rsp. A tail jump
-    into another object counts as the exit itself. An unexpected exception makes no exit: nothing is hit then.
-    """
-    pending = [Code(vaddr, code)]
-    seen: set[int] = set()
-    exits: set[int] = set()
-    budget = _FOLLOWED_BYTES
-    while pending:
-        part = pending.pop()
-        if part.vaddr in seen:
-            continue
-        found = scan(part.data, part.vaddr)
-        if found is None:
-            return None
-        seen.add(part.vaddr)
-        budget -= len(part.data)
-        exits.update(found.returns)
-        for jump in found.jumps:
-            following = code_at(jump.target) if jump.target is not None else None
-            if following is not None:
-                if following.vaddr in seen:
-                    continue
-                if len(seen) + len(pending) < _FOLLOWED_PARTS and len(following.data) <= budget:
-                    pending.append(following)
-                    continue
-            if jump.conditional:
-                return None  # not taken, it leaves nothing
-            exits.add(jump.vaddr)
-    return tuple(sorted(exits))
+    def at(self, vaddr: int) -> Code | None:
+        """The function that contains an address; None for import stubs and other sections."""
+
+    def slot_throws(self, slot: int) -> bool:
+        """Whether the function imported through a slot of the global offset table may throw."""
+
+    def stub_throws(self, vaddr: int) -> bool:
+        """Whether the function behind an import stub may throw."""
 
 
-def lets_no_exception_pass(
-    function: Code, code_at: CodeAt, is_safe_slot: Callable[[int], bool], is_safe_stub: Callable[[int], bool]
-) -> bool:
-    """Whether nothing that the function calls, as far as can be seen, throws.
+class ExitFinder:
+    """Finds the exits of the functions of one file; remembers what it has disassembled."""
 
-    `is_safe_slot` and `is_safe_stub` tell for a slot of the global offset table and for an import stub whether the
-    imported function throws nothing. Calls through other pointers count as throwing.
-    """
-    known: set[int] = set()
+    def __init__(self, source: CodeSource) -> None:
+        self._source = source
+        self._scans: dict[int, CodeScan | None] = {}
+        self._throws: dict[int, bool] = {}
+        self.scanned = 0
+        """Bytes disassembled so far."""
 
-    def safe(part: Code, depth: int) -> bool:
-        if part.vaddr in known:
+    def exit_sites(self, function: Code) -> tuple[int, ...] | None:
+        """Addresses of every instruction by which the function is left, sorted; None if they cannot be enumerated.
+
+        A jump to other code of the file (a cold part, a tail-called function) is followed and that code's exits are
+        taken in its place, so that its time still counts; other callers of it hit these sites too, with another rsp.
+        A tail jump into another object counts as the exit itself. An exception makes no exit: nothing is hit then.
+        """
+        pending = [function]
+        seen: set[int] = set()
+        exits: set[int] = set()
+        budget = _FOLLOWED_BYTES
+        while pending:
+            part = pending.pop()
+            if part.vaddr in seen:
+                continue
+            found = self._scan(part)
+            if found is None:
+                return None
+            seen.add(part.vaddr)
+            budget -= len(part.data)
+            exits.update(found.returns)
+            for jump in found.jumps:
+                following = self._source.at(jump.target) if jump.target is not None else None
+                if following is not None:
+                    if following.vaddr in seen:
+                        continue
+                    if len(seen) + len(pending) < _FOLLOWED_PARTS and len(following.data) <= budget:
+                        pending.append(following)
+                        continue
+                if jump.conditional:
+                    return None  # not taken, it leaves nothing
+                exits.add(jump.vaddr)
+        return tuple(sorted(exits))
+
+    def throws(self, function: Code) -> bool:
+        """Whether the function, or anything that it calls as far as can be seen, may throw.
+
+        Calls through pointers other than the global offset table count as throwing.
+        """
+        return self._may_throw(function, 0, set())
+
+    def _may_throw(self, part: Code, depth: int, path: set[int]) -> bool:
+        known = self._throws.get(part.vaddr)
+        if known is not None:
+            return known
+        if part.vaddr in path:
+            return False  # recursion adds nothing
+        if depth > _THROW_DEPTH or len(path) >= _THROW_FUNCTIONS:
             return True
-        if depth > _THROW_DEPTH or len(known) >= 4 * _FOLLOWED_PARTS:
-            return False
-        known.add(part.vaddr)
-        found = scan(part.data, part.vaddr)
-        if found is None or found.unknown_calls or not all(map(is_safe_slot, found.call_slots)):
-            return False
+        path.add(part.vaddr)
+        result = self._calls_throw(part, depth, path)
+        if result or depth == 0:  # a harmless part of a recursion is known to be harmless only with the rest of it
+            self._throws[part.vaddr] = result
+        return result
+
+    def _calls_throw(self, part: Code, depth: int, path: set[int]) -> bool:
+        found = self._scan(part)
+        if found is None or found.unknown_calls or any(map(self._source.slot_throws, found.call_slots)):
+            return True
         targets = set(found.calls)
         for jump in found.jumps:
-            if jump.slot is not None and not is_safe_slot(jump.slot):
-                return False
+            if jump.slot is not None and self._source.slot_throws(jump.slot):
+                return True
             if jump.target is not None:
                 targets.add(jump.target)
         for target in targets:
-            following = code_at(target)
-            if following is None:
-                if not is_safe_stub(target):
-                    return False
-            elif not safe(following, depth + 1):
-                return False
-        return True
+            following = self._source.at(target)
+            if self._source.stub_throws(target) if following is None else self._may_throw(following, depth + 1, path):
+                return True
+        return False
 
-    return safe(function, 0)
+    def _scan(self, part: Code) -> CodeScan | None:
+        if part.vaddr not in self._scans:
+            self.scanned += len(part.data)
+            self._scans[part.vaddr] = scan(part.data, part.vaddr)
+        return self._scans[part.vaddr]
 
 
 Row = tuple[int, int, str, str]

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from rlscope_ebpf.capture.catalogue import PYTHON_CALLS, Entry, Library, builtin_catalogue
 from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
-from rlscope_ebpf.capture.exits import Code, exit_sites, lets_no_exception_pass
+from rlscope_ebpf.capture.exits import Code, ExitFinder
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey, host_path
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.selection import Chosen, callback_stubs, choose, entry_points
@@ -203,7 +203,6 @@ class _Object:
         if self._elf is not None:
             self._elf.close()
             self._elf = None
-        self.__dict__.pop("code", None)
 
     @cached_property
     def facts(self) -> _Facts | None:
@@ -245,21 +244,16 @@ class _Object:
         except ElfError:
             return set()
 
-    @cached_property
-    def code(self) -> _CodeMap:
-        """Its functions for disassembly."""
-        return _CodeMap(self.elf)
-
 
 class _CodeMap:
-    """Code of one file by address, and the names behind its import stubs and slots."""
+    """Code of one file by address, and what lies behind its import stubs and slots. Implements `CodeSource`."""
 
-    def __init__(self, elf: ElfFile) -> None:
+    def __init__(self, elf: ElfFile, harmless: frozenset[str]) -> None:
         self._elf = elf
+        self._harmless = harmless
         self._stubs = stub_targets(elf)
         self._slots = elf.import_slots()
         self._own = {function.name: function.vaddr for function in elf.exports}
-        self.scanned = 0
 
     def at(self, vaddr: int) -> Code | None:
         """The function that contains `vaddr`, also behind a stub through which the file calls itself."""
@@ -270,18 +264,15 @@ class _CodeMap:
                 return None
             vaddr = own
         bounds = self._elf.bounds.containing(vaddr)
-        if bounds is None:
-            return None
-        self.scanned += bounds[1]
-        return Code(bounds[0], self._elf.read_vaddr(*bounds))
+        return None if bounds is None else Code(bounds[0], self._elf.read_vaddr(*bounds))
 
-    def slot_name(self, slot: int) -> str | None:
-        """Symbol of a slot of the global offset table."""
-        return self._slots.get(slot)
+    def slot_throws(self, slot: int) -> bool:
+        """Whether the function imported through a slot may throw."""
+        return self._slots.get(slot) not in self._harmless
 
-    def stub_name(self, vaddr: int) -> str | None:
-        """Symbol of an import stub."""
-        return self._stubs.get(vaddr)
+    def stub_throws(self, vaddr: int) -> bool:
+        """Whether the function behind a stub may throw."""
+        return self._stubs.get(vaddr) not in self._harmless
 
 
 class Planner:
@@ -601,26 +592,23 @@ class _MayThrow:
             facts.exits[function.vaddr] = self._scan(function)
         return facts.exits[function.vaddr]
 
+    @cached_property
+    def _finder(self) -> ExitFinder:
+        return ExitFinder(_CodeMap(self._known.elf, self._harmless))
+
     def _scan(self, function: Chosen) -> tuple[str, tuple[int, ...]]:
-        elf, code = self._known.elf, self._known.code
-        if code.scanned > _SCAN_BUDGET or not function.size:
+        elf = self._known.elf
+        if self._finder.scanned > _SCAN_BUDGET or not function.size:
             self.over_budget += 1
             return NONE, ()
-        code.scanned += function.size
-        data = elf.read_vaddr(function.vaddr, function.size)
-        if lets_no_exception_pass(Code(function.vaddr, data), code.at, self._safe_slot, self._safe_stub):
+        code = Code(function.vaddr, elf.read_vaddr(function.vaddr, function.size))
+        if not self._finder.throws(code):
             return RETURN, ()
-        vaddrs = exit_sites(data, function.vaddr, code.at)
+        vaddrs = self._finder.exit_sites(code)
         if vaddrs is None:
             return NONE, ()
         offsets = [elf.offset_of(vaddr) for vaddr in vaddrs]
         return RET_SITES, tuple(offset for offset in offsets if offset is not None)
-
-    def _safe_slot(self, slot: int) -> bool:
-        return self._known.code.slot_name(slot) in self._harmless
-
-    def _safe_stub(self, vaddr: int) -> bool:
-        return self._known.code.stub_name(vaddr) in self._harmless
 
 
 def _site(elf: ElfFile, function: Chosen) -> tuple[Site, int] | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -22,8 +21,10 @@ from rlscope_ebpf.capture.elf import (
     SHT_INIT_ARRAY,
     U64,
     ElfFile,
+    Section,
 )
 from rlscope_ebpf.capture.maps import MappedObject
+from rlscope_ebpf.capture.type_slots import TypeSlots
 
 # PyMethodDef: name, function, flags (METH_VARARGS 0x1 … METH_METHOD 0x200), doc
 _METHOD_FLAGS: Final = 0x3FF
@@ -33,17 +34,15 @@ _NAME_BYTES: Final = 64
 _IDENTIFIER: Final = re.compile(rb"[A-Za-z_]\w*(\0|\w$)")
 _BLOCK: Final = 4 << 20
 _HEAP_LIMIT: Final = 768 << 20  # bytes of the target's heap looked through for dispatchers
-_ENOUGH: Final = 8  # records found, after which only _AFTER_FIND more bytes are looked through
-_AFTER_FIND: Final = 64 << 20
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class DataPointers:
-    """Sorted function starts that stand in data."""
+    """Sorted function starts that stand in data. One may stand in both kinds."""
 
-    interpreter: U64  # only in tables that the interpreter reads (methods, type slots): it alone calls them
-    others: U64
+    interpreter: U64  # in tables that the interpreter reads: methods, type slots
+    others: U64  # anywhere else
 
 
 def static_pointers(elf: ElfFile, *, vtables: bool = True) -> DataPointers:
@@ -54,16 +53,11 @@ def static_pointers(elf: ElfFile, *, vtables: bool = True) -> DataPointers:
     keep = elf.bounds.are_starts(targets) & ~_in_sections(elf, slots)
     if not vtables:
         keep &= ~_in_vtables(elf, slots)
+    types = TypeSlots(elf, slots, targets)
     functions = np.flatnonzero(keep)
-    at = slots[functions]
-    tables = _is_method_table(elf, slots, targets, functions) | _in_types(elf, slots, targets, at)
-    return _split(targets[functions[tables]], targets[functions[~tables]])
-
-
-def _split(interpreter: U64, others: U64) -> DataPointers:
-    """Whatever also stands elsewhere may be called from elsewhere."""
-    rest = np.unique(others)
-    return DataPointers(np.setdiff1d(interpreter, rest), rest)
+    functions = functions[~types.are_housekeeping(slots[functions])]
+    tables = _is_method_table(elf, slots, targets, functions) | types.contain(slots[functions])
+    return DataPointers(np.unique(targets[functions[tables]]), np.unique(targets[functions[~tables]]))
 
 
 def _is_method_table(elf: ElfFile, slots: U64, targets: U64, functions: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -76,38 +70,6 @@ def _is_method_table(elf: ElfFile, slots: U64, targets: U64, functions: NDArray[
     named = (slots[before] == at - np.uint64(8)) & ~elf.is_code(targets[before])
     result: NDArray[np.bool_] = named & _valid_flags(elf.words_at(at + np.uint64(8)))
     return result
-
-
-# Where a PyTypeObject has its fields, in bytes (the same from CPython 3.8 on): header, name, sizes, slot structures.
-_TYPE_NAME, _TYPE_SIZE = 24, 416
-# Offsets of the pointers tp_as_async, _number, _sequence, _mapping, _buffer and tp_getset, and the bytes they point to.
-_TYPE_TABLES: Final = ((80, 32), (96, 288), (104, 80), (112, 24), (160, 16), (240, 400))
-_STATIC_REFERENCES: Final = (1, 0xFFFFFFFF, 0x3FFFFFFF, 3 << 30, (1 << 62) - 1)  # 1, and the immortal ones
-
-
-def _in_types(elf: ElfFile, slots: U64, targets: U64, wanted: U64) -> NDArray[np.bool_]:
-    """Which of the slots `wanted` lie in static type objects and in the slot structures that these point to."""
-    inside = np.zeros(len(wanted), bool)
-    names = slots[(slots >= np.uint64(_TYPE_NAME)) & ~elf.is_code(targets)]
-    base = names - np.uint64(_TYPE_NAME)
-    shape = np.isin(elf.words_at(base), np.array(_STATIC_REFERENCES, np.uint64))
-    base = base[shape]
-    shape = elf.words_at(base + np.uint64(16)) == 0
-    shape &= elf.words_at(base + np.uint64(_TYPE_NAME + 8)) < np.uint64(1 << 20)
-    shape &= elf.words_at(base + np.uint64(_TYPE_NAME + 16)) < np.uint64(1 << 16)
-    base = base[shape]
-    ranges = [(start, start + _TYPE_SIZE) for start in base.tolist()]
-    for offset, size in _TYPE_TABLES:
-        pointer = base + np.uint64(offset)
-        index = np.minimum(np.searchsorted(slots, pointer), max(len(slots) - 1, 0))
-        if len(slots):
-            tables = targets[index[slots[index] == pointer]]
-            ranges.extend((start, start + size) for start in tables.tolist())
-    order = np.argsort(wanted)
-    for start, end in ranges:
-        low, high = np.searchsorted(wanted[order], (np.uint64(start), np.uint64(min(end, 2**64 - 1))))
-        inside[order[low:high]] = True
-    return inside
 
 
 def _valid_flags(words: U64) -> NDArray[np.bool_]:
@@ -175,33 +137,50 @@ class ProcessMemory:
 
 
 def live_pointers(elf: ElfFile, mapped: MappedObject, memory: ProcessMemory) -> DataPointers:
-    """Pointers that stand in the object's .data and .bss now: tables filled at run time."""
+    """Pointers that the object's .data and .bss hold now and the file does not: tables filled at run time."""
     bias = load_bias(elf, mapped)
-    methods: list[U64] = []
-    others: list[U64] = []
+    nothing = np.empty(0, np.uint64)
     if bias is None:
-        return DataPointers(np.empty(0, np.uint64), np.empty(0, np.uint64))
+        return DataPointers(nothing, nothing)
+    static_slots, static_targets = elf.data_pointers()
+    order = np.argsort(static_slots, kind="stable")
+    static_slots, static_targets = static_slots[order], static_targets[order]
+    types = TypeSlots(elf, static_slots, static_targets)
+    interpreter: list[U64] = [nothing]
+    others: list[U64] = [nothing]
     for section in elf.sections:
-        wanted = section.flags & (SHF_WRITE | SHF_ALLOC) == SHF_WRITE | SHF_ALLOC
-        if not wanted or not section.name.startswith((".data", ".bss", ".ldata", ".lbss")):
+        if not _is_changeable(section):
             continue
-        if section.name.startswith(".data.rel.ro"):
-            continue  # read-only once the dynamic linker is done: the file's relocations say it all
         start = section.vaddr + bias
-        for _, words in memory.words(start + (-start) % 8, section.size):
+        for address, words in memory.words(start + (-start) % 8, section.size):
             vaddrs = words - np.uint64(bias % 2**64)
             rows = np.flatnonzero(elf.is_code(vaddrs))
             rows = rows[elf.bounds.are_starts(vaddrs[rows])]
-            following = words[np.minimum(rows + 1, len(words) - 1)]
-            preceding = words[np.maximum(rows - 1, 0)]
-            is_method = _valid_flags(following & np.uint64(0xFFFFFFFF)) & _is_pointer(preceding) & (rows > 0)
-            # Taking a function for one that throws nothing is dangerous: the name must be there, too.
-            for index in np.flatnonzero(is_method).tolist():
-                is_method[index] = _IDENTIFIER.match(memory.read(int(preceding[index]), _NAME_BYTES)) is not None
-            methods.append(vaddrs[rows[is_method]])
-            others.append(vaddrs[rows[~is_method]])
-    nothing = np.empty(0, np.uint64)
-    return _split(np.concatenate([nothing, *methods]), np.concatenate([nothing, *others]))
+            slots = (rows * 8 + (address - bias)).astype(np.uint64)
+            changed = ~np.isin(slots, static_slots) & ~types.are_housekeeping(slots)
+            rows, slots = rows[changed], slots[changed]
+            # Slots of a type that the file leaves empty have been inherited.
+            tables = types.contain(slots) | _are_live_methods(words, rows, memory)
+            interpreter.append(vaddrs[rows[tables]])
+            others.append(vaddrs[rows[~tables]])
+    return DataPointers(np.unique(np.concatenate(interpreter)), np.unique(np.concatenate(others)))
+
+
+def _is_changeable(section: Section) -> bool:
+    """Whether a section holds data that the program may write. .data.rel.ro is read-only once the linker is done."""
+    if section.flags & (SHF_WRITE | SHF_ALLOC) != SHF_WRITE | SHF_ALLOC:
+        return False
+    return section.name.startswith((".data", ".bss", ".ldata", ".lbss")) and not section.name.startswith(".data.rel.ro")
+
+
+def _are_live_methods(words: U64, rows: NDArray[np.intp], memory: ProcessMemory) -> NDArray[np.bool_]:
+    """Which words are `ml_meth` of a PyMethodDef. To take a function for one that throws nothing is dangerous, so its
+    name must be there, too."""
+    name, flags = words[np.maximum(rows - 1, 0)], words[np.minimum(rows + 1, len(words) - 1)]
+    result: NDArray[np.bool_] = _valid_flags(flags & np.uint64(0xFFFFFFFF)) & _is_pointer(name) & (rows > 0)
+    for index in np.flatnonzero(result).tolist():
+        result[index] = _IDENTIFIER.match(memory.read(int(name[index]), _NAME_BYTES)) is not None
+    return result
 
 
 def load_bias(elf: ElfFile, mapped: MappedObject) -> int | None:
@@ -214,49 +193,86 @@ def load_bias(elf: ElfFile, mapped: MappedObject) -> int | None:
     return None
 
 
-def heap_dispatchers(pid: int, elf: ElfFile, mapped: MappedObject, memory: ProcessMemory) -> tuple[int, ...]:
-    """Function starts to which call records on the heap point: what pybind11 and nanobind make for each function.
+@dataclass(frozen=True, slots=True)
+class HeapPointers:
+    """Function starts of one object that the interpreter finds on the heap."""
 
-    pybind11 makes a PyMethodDef for each function; all of a module name one dispatcher. nanobind's function objects
-    hold one of a few vectorcall functions four words in. Empty if the heap shows none (yet).
-    """
+    records: frozenset[
+        int
+    ]  # in a PyMethodDef: pybind11 makes one for each function it binds, all naming one dispatcher
+    vectorcalls: frozenset[int]  # in an object that is called by vectorcall: nanobind's and NumPy's functions
+
+
+def heap_pointers(elf: ElfFile, mapped: MappedObject, memory: ProcessMemory) -> HeapPointers:
+    """Look through the target's heap for what the interpreter calls in one object."""
+    records: set[int] = set()
+    vectorcalls: set[int] = set()
     bias = load_bias(elf, mapped)
     ranges = elf.code_ranges
     if bias is None or not ranges:
-        return ()
+        return HeapPointers(frozenset(), frozenset())
     low, high = min(r[0] for r in ranges) + bias, max(r[1] for r in ranges) + bias
-    methods: Counter[int] = Counter()
-    objects: Counter[int] = Counter()
+    types = _VectorcallTypes(memory)
     budget = _HEAP_LIMIT
-    for start, end in _writable_memory(pid):
+    for start, end in _writable_memory(memory.pid):
         if budget <= 0:
             break
         for _, words in memory.words(start, min(end - start, budget)):
             rows = np.flatnonzero((words - np.uint64(low)) < np.uint64(high - low))
-            rows = rows[(rows >= 3) & (rows + 2 < len(words))]
+            rows = rows[(rows >= 1) & (rows + 2 < len(words))]
             vaddrs = words[rows] - np.uint64(bias % 2**64)
             known = elf.bounds.are_starts(vaddrs)
             rows, vaddrs = rows[known], vaddrs[known]
-            flags = words[rows + 1] & np.uint64(0xFFFFFFFF)
-            name, doc = words[rows - 1], words[rows + 2]
-            record = _valid_flags(flags) & _is_pointer(name) & ((doc == 0) | _is_pointer(doc))
-            methods.update(vaddrs[record].tolist())
-            # PyObject_VAR_HEAD: references, type, size; then the vectorcall function and max_nargs, complex_call.
-            references, kind, size = words[rows - 3], words[rows - 2], words[rows - 1]
-            small = np.uint64(1 << 16)
-            shape = (references > 0) & (references < np.uint64(1 << 33)) & _is_pointer(kind)
-            shape &= (size > 0) & (size < small)
-            shape &= ((words[rows + 1] & np.uint64(0xFFFFFFFF)) < small) & ~record
-            objects.update(vaddrs[shape].tolist())
+            new = ~np.isin(vaddrs, np.array([*records, *vectorcalls], np.uint64))
+            rows, vaddrs = rows[new], vaddrs[new]
+            if not len(rows):
+                continue
+            name, flags, doc = words[rows - 1], words[rows + 1] & np.uint64(0xFFFFFFFF), words[rows + 2]
+            shape = np.flatnonzero(_valid_flags(flags) & _is_pointer(name) & ((doc == 0) | _is_pointer(doc)))
+            for index in shape[np.unique(vaddrs[shape], return_index=True)[1]].tolist():
+                if _IDENTIFIER.match(memory.read(int(name[index]), _NAME_BYTES)):
+                    records.add(int(vaddrs[index]))
+            sample = np.unique(vaddrs, return_index=True)[1]
+            found = types.are_vectorcalls(words, rows[sample])
+            vectorcalls.update(vaddrs[sample][found].tolist())
         budget -= end - start
-        if sum(methods.values()) + sum(objects.values()) >= _ENOUGH:
-            budget = min(budget, _AFTER_FIND)
-    counts = methods if sum(methods.values()) >= sum(objects.values()) else objects
-    if not counts:
-        return ()
-    most = counts.most_common(1)[0][1]
-    # A lone match is chance; nanobind's handful of variants are each used by many functions.
-    return tuple(sorted(vaddr for vaddr, count in counts.items() if count >= 3 and count >= most // 50))
+    return HeapPointers(frozenset(records), frozenset(vectorcalls))
+
+
+class _VectorcallTypes:
+    """Tells vectorcall pointers from others: the type of the object around them says at which offset it has one."""
+
+    _MAX_WORDS = 48  # vectorcall pointers lie near the start of an object
+    _OFFSET, _FLAGS, _END = 56, 168, 176  # tp_vectorcall_offset, tp_flags
+    _HAVE_VECTORCALL = 1 << 11
+
+    def __init__(self, memory: ProcessMemory) -> None:
+        self._memory = memory
+        self._offsets: dict[int, int] = {}
+
+    def are_vectorcalls(self, words: U64, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Which of the words at `rows` are the vectorcall pointer of a Python object."""
+        found = np.zeros(len(rows), bool)
+        for distance in range(2, self._MAX_WORDS):
+            at = np.flatnonzero((rows >= distance) & ~found)
+            references, kinds = words[rows[at] - distance], words[rows[at] - distance + 1]
+            plausible = (references > 0) & (references < np.uint64(1 << 33)) & _is_pointer(kinds)
+            plausible &= kinds % np.uint64(8) == 0
+            for index, kind in zip(at[plausible].tolist(), kinds[plausible].tolist(), strict=True):
+                found[index] = self._offset(kind) == 8 * distance
+        return found
+
+    def _offset(self, kind: int) -> int:
+        """Offset of the vectorcall pointer in objects of the type at address `kind`; 0 if it has none or is no type."""
+        if kind not in self._offsets:
+            data = self._memory.read(kind, self._END)
+            offset = 0
+            if len(data) == self._END:
+                flags = int.from_bytes(data[self._FLAGS : self._END], "little")
+                if flags & self._HAVE_VECTORCALL:
+                    offset = int.from_bytes(data[self._OFFSET : self._OFFSET + 8], "little")
+            self._offsets[kind] = offset
+        return self._offsets[kind]
 
 
 def _is_pointer(words: U64) -> NDArray[np.bool_]:

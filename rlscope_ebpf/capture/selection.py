@@ -13,9 +13,8 @@ from rlscope_ebpf.capture.catalogue import Entry
 from rlscope_ebpf.capture.elf import SHT_FINI_ARRAY, SHT_INIT_ARRAY, ElfFile, Function
 from rlscope_ebpf.capture.maps import MappedObject
 from rlscope_ebpf.capture.pointers import (
-    DataPointers,
     ProcessMemory,
-    heap_dispatchers,
+    heap_pointers,
     live_pointers,
     static_pointers,
 )
@@ -24,10 +23,15 @@ from rlscope_ebpf.capture.stubs import import_stubs
 EXPORTS_LIMIT: Final = 4000
 """Above this number of exported functions only those count that another mapped object imports."""
 
+MODULE_EXPORTS_LIMIT: Final = 64
+MODULE_POINTERS_LIMIT: Final = 1000
+"""Above this number of functions that only a Python module's own data point to, these are taken as internal."""
+
 _DISPATCHER: Final = re.compile(
     r"_ZN8pybind11\w*12cpp_function10dispatcherEP7_objectS\d?_S\d?_"
     r"|_ZN8nanobind6detailL?\d+nb_func_vectorcall_\w+?EP7_object.*"
 )
+_BINDING: Final = re.compile(r"_ZNK?(8pybind11|8nanobind)")  # what the binding library brings along
 # Linkage, start-up and shut-down code, and what a statically linked C++ runtime exports: no calls into the library.
 _NOT_ENTRIES: Final = re.compile(
     r"_init|_fini|_start|frame_dummy|(de)?register_tm_clones|__do_global_dtors_aux|_dl_relocate_static_pie|PyInit_\w+"
@@ -94,7 +98,8 @@ def dispatchers(elf: ElfFile, mapped: MappedObject, memory: ProcessMemory) -> li
         if _DISPATCHER.fullmatch(function.name)
     ]
     if not named:
-        named = _named(elf, heap_dispatchers(memory.pid, elf, mapped, memory))
+        heap = heap_pointers(elf, mapped, memory)
+        named = _named(elf, heap.records | heap.vectorcalls)
     return [
         Chosen(function.name, function.vaddr, elf.size_of(function), from_python=True, noexcept=True)
         for function in named
@@ -134,8 +139,11 @@ def entry_points(
     is_module = any(function.name.startswith("PyInit_") for function in elf.exports)
     exported = [function for function in elf.exports if not _NOT_ENTRIES.fullmatch(function.name)]
     if is_module:
-        # Mangled names of a module are called by itself, or by an object that names them.
-        exported = [f for f in exported if not f.name.startswith("_Z") or f.name in imported_elsewhere]
+        # The interpreter enters a module by tables. Its exports count if another object names them; unmangled ones also
+        # if there are so few that they look meant for ctypes, and not like a library linked in (NumPy's vector math).
+        plain = [f for f in exported if not f.name.startswith("_Z")]
+        few = plain if len(plain) <= MODULE_EXPORTS_LIMIT else []
+        exported = few + [f for f in exported if f.name in imported_elsewhere]
     elif len(exported) > EXPORTS_LIMIT:
         used = [function for function in exported if function.name in imported_elsewhere]
         if used:
@@ -146,29 +154,39 @@ def entry_points(
             exported = used
     found = [_function(elf, function) for function in exported]
     pointers = [static_pointers(elf, vtables=not is_module), live_pointers(elf, mapped, memory)]
+    interpreter = {vaddr for pointer in pointers for vaddr in pointer.interpreter.tolist()}
+    others = {vaddr for pointer in pointers for vaddr in pointer.others.tolist()}
+    shared = interpreter & others  # not the interpreter's alone, so an exception may leave them
+    others -= shared
     incomplete = False
     bound: list[Chosen] = []
     if is_module and uses_cxx and binds_with_dispatcher(elf.imports):
         bound = dispatchers(elf, mapped, memory)
         incomplete = not bound
-    found += bound
+    limit = MODULE_POINTERS_LIMIT if is_module else EXPORTS_LIMIT
+    if bound:
+        others = set()  # virtual functions and the like: behind the dispatcher
+    elif len(others) > limit:
+        if not is_module:
+            notes.append(
+                f"{mapped.name} keeps pointers to {len(others)} more functions, as a rule for its own use: they are "
+                "not probed."
+            )
+        others = set()
+    if is_module and not bound:
+        # Objects made at run time hold functions that stand in no table, NumPy's universal functions for example.
+        heap = heap_pointers(elf, mapped, memory)
+        interpreter |= heap.records | heap.vectorcalls
     skipped = _array_targets(elf)
-    # Other pointers first: what also stands outside the interpreter's tables is not the interpreter's alone.
-    for pointer in pointers:
-        others = set(pointer.others.tolist()) - skipped
-        if not bound:  # of a bound module they are virtual functions and the like, behind the dispatcher
-            found += [_function(elf, function) for function in _named(elf, others)]
+    found += bound
+    found += [_function(elf, function) for function in _named(elf, (others | shared) - skipped)]
     found += [
         Chosen(function.name, function.vaddr, elf.size_of(function), from_python=True, noexcept=True)
-        for function in _named(elf, _interpreter_only(pointers) - skipped)
+        for function in _named(elf, interpreter - shared - others - skipped)
+        if not (bound and _BINDING.match(function.name))
     ]
     chosen = [function for function in _once(found) if not _NOT_ENTRIES.fullmatch(function.name)]
     return EntryPoints(chosen, notes, incomplete)
-
-
-def _interpreter_only(pointers: list[DataPointers]) -> set[int]:
-    only = {vaddr for pointer in pointers for vaddr in pointer.interpreter.tolist()}
-    return only - {vaddr for pointer in pointers for vaddr in pointer.others.tolist()}
 
 
 def _array_targets(elf: ElfFile) -> set[int]:
