@@ -71,6 +71,7 @@ class OperationLine:
     category_ns: tuple[int, ...]
     state_ns: tuple[int, ...]
     gpu_ns: int
+    subtree_ns: int = 0  # wall time with nested operations, whatever the view: what "wall time" orders by
     matches: bool = True  # False: shown only because something inside it matches the filter
 
     @property
@@ -148,13 +149,15 @@ def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
     children: dict[tuple[str, ...], list[OperationLine]] = {}
     nested: dict[tuple[str, ...], list[OperationLine]] = {}
     for path in sorted(paths, key=len, reverse=True):
-        line = _sum_lines(path, nested.pop(path, ()) if view.inclusive else (), own.get(path))
-        nested.setdefault(path[:-1], []).append(line)
+        alone = _sum_lines(path, (), own.get(path))
+        whole = _sum_lines(path, nested.pop(path, ()), alone)
+        nested.setdefault(path[:-1], []).append(whole)
+        line = replace(whole if view.inclusive else alone, subtree_ns=whole.wall_ns)
         matches = view.filter.casefold() in fmt.path(path).casefold()
         if matches or path in children:
             children.setdefault(path[:-1], []).append(replace(line, matches=matches))
     if () in own and view.filter.casefold() in UNTRACKED:
-        children.setdefault((), []).append(own[()])
+        children.setdefault((), []).append(replace(own[()], subtree_ns=own[()].wall_ns))
 
     lines: list[OperationLine] = []
     pending = _with_guides(_ordered(children.get((), []), view), None)
@@ -182,7 +185,8 @@ def _ordered(lines: list[OperationLine], view: View) -> list[OperationLine]:
     def key(line: OperationLine) -> float:
         match view.sort:
             case SortKey.WALL:
-                return line.wall_ns
+                # A parent stands where its whole subtree belongs, however little of the time is its own.
+                return line.subtree_ns
             case SortKey.COUNT:
                 return line.count
             case _:

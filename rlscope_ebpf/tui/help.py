@@ -25,7 +25,7 @@ _CATEGORIES = {
     Category.OTHER: "none of these: native code, waiting without the interpreter lock",
 }
 _WORDS = {
-    "SELF": "time of the operation without the operations nested in it (key i: with them)",
+    "SELF": "time of the operation without those nested in it; key i: with them (TOTAL)",
     "SHARE": "part of all time of the chosen process and phase, all threads together",
     "COUNT": "instances of the operation, also those open now",
     "MEAN": "time per instance",
@@ -75,11 +75,12 @@ def wrapped(lines: Iterable[Line], width: int) -> list[Line]:
         now = list(head)
         used = margin
         for word in last.text.split(" "):
-            if used > margin and used + len(word) > width:
+            blank = " " if used > margin else ""
+            if blank and used + 1 + len(word) > width:
                 found.append(now)
-                now, used = [Span(" " * margin)], margin
-            now.append(Span(word + " ", last.role))
-            used += len(word) + 1
+                now, used, blank = [Span(" " * margin)], margin, ""
+            now.append(Span(blank + word, last.role))
+            used += len(blank) + len(word)
         found.append(now)
     return found
 

@@ -105,7 +105,11 @@ class OperationsPanel(Table):
             "name": _named(line.guide, line.name, name),
             "bar": bar,
             "gpu": _figure(fmt.duration(line.gpu_ns), figure) if line.gpu_ns else [Span("-", "faint")],
-            "cpu": _figure(fmt.percent(_share(line.state_ns[ThreadState.RUNNING], sum(line.state_ns))), figure),
+            "cpu": (
+                _figure(fmt.percent(_share(line.state_ns[ThreadState.RUNNING], sum(line.state_ns))), figure)
+                if any(line.state_ns)
+                else [Span("-", "faint")]
+            ),
             "wall": _figure(fmt.duration(wall), figure),
             "share": _figure(fmt.percent(_share(wall, total_ns)), figure),
             "count": _figure(fmt.count(line.count), figure) if counted else [Span("-", "faint")],
