@@ -86,7 +86,7 @@ def make_rows(stream: Stream, runs: Runs, carried: NDArray[np.void], step: Opera
     end_ns = np.append(start_ns[1:], 0)
     end_ns[np.append(first[1:], len(at)) - 1] = runs.end_ns
     rows = Rows(table, run, end_ns, healed)
-    if not healed:
+    if category is stream.category:  # no contradiction
         return rows
     torn = (opened[at] == Opened.CALL) & (category[at] != stream.category[at])
     return _tear(rows, torn, stream.category[at])

@@ -45,6 +45,14 @@ class OracleThread:
             self.tiles.append((self.cursor, to, self.path, phase, self.category, self.state))
             self.cursor = to
 
+    def correct(self, since: int) -> None:
+        """The time since then was of the present category, also where another thread's phase change has cut it."""
+        tiles, self.tiles = self.tiles, []
+        for start, end, path, phase, category, state in tiles:
+            middle = min(max(since, start), end)
+            self.tiles.append((start, middle, path, phase, category, state))
+            self.tiles.append((middle, end, path, phase, self.category, state))
+
 
 class Oracle:
     """Same input as the matcher; the result stays in the public attributes."""
@@ -107,6 +115,8 @@ class Oracle:
     def _event(self, event: np.void, handed: int) -> None:
         kind, pid, tid = int(event["kind"]), int(event["pid"]), int(event["tid"])
         time, arg = int(event["time_ns"]), int(event["arg"])
+        if time < handed:  # of whoever had the tid when the batch began
+            self.late += 1
         thread = self.live.get((pid, tid))
         earliest = max(self._latest_in_batch.get((pid, tid), 0), thread.latest if thread else 0)
         self._latest_in_batch[pid, tid] = max(time, earliest)
@@ -117,13 +127,12 @@ class Oracle:
             if kind in SCHEDULER_KINDS and (pid, tid) in self.exited:
                 return
             thread = self._start(pid, tid, max(time, earliest), int(event["origin"]))
-        elif time < handed:
-            self.late += 1
         time = max(time, earliest)
         if int(event["origin"]) != thread.category:
             if not event["flags"] & EventFlag.FIRST:
                 self.healed += 1
             thread.category = int(event["origin"])
+            thread.correct(thread.latest)
         thread.advance(time, self._phase(pid))
         thread.latest = time
         thread.had_events = True
