@@ -25,6 +25,9 @@ EXEC_PATIENCE_S = 0.25
 
 SECCOMP_MODES = {0: "none", 1: "strict", 2: "filter"}
 
+_known_versions: dict[tuple[int, int, int], str | None] = {}
+"""By device, inode and time of change of a file: a capture looks at the same interpreter several times."""
+
 _PYTHON_FILE = re.compile(r"^(?:lib)?python(\d+\.\d+)?[a-z]*(?:\.so[\d.]*|-\w+)?$")
 
 
@@ -341,16 +344,27 @@ def _version_in_name(path: str) -> str:
 
 def _python_version_of(path: str) -> str | None:
     """Version of the CPython that an ELF file exports; "" if it exports one that does not say; None if none."""
-    from elftools.common.exceptions import ELFError
-
     try:
         with open(path, "rb") as file:
-            return _exported_python_version(file)
-    except (OSError, ELFError):
+            status = os.fstat(file.fileno())
+            key = (status.st_dev, status.st_ino, status.st_mtime_ns)
+            if key not in _known_versions:
+                _known_versions[key] = _exported_python_version(file)
+            return _known_versions[key]
+    except OSError:
         return None
 
 
 def _exported_python_version(file: BinaryIO) -> str | None:
+    from elftools.common.exceptions import ELFError
+
+    try:
+        return _find_python_version(file)
+    except ELFError:
+        return None
+
+
+def _find_python_version(file: BinaryIO) -> str | None:
     from elftools.elf.elffile import ELFFile
     from elftools.elf.hash import ELFHashSection, GNUHashSection
 

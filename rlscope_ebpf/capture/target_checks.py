@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rlscope_ebpf.capture.checks import Check
-from rlscope_ebpf.capture.cookie import Group
+from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.maps import MapsWatcher
 from rlscope_ebpf.capture.plan import ProbeTarget, plan_probes
 from rlscope_ebpf.capture.process import SECCOMP_MODES, TargetProcess, inspect
@@ -15,11 +15,14 @@ from rlscope_ebpf.model.format import CATEGORY_LABELS
 
 GROUP = "target"
 
+JUMPS = "exceptions, jumps"
+"""Probes that only end calls which others began: alone they show nothing."""
+
 _PURPOSES: dict[Group, str] = {
     Group.MARKER: "markers",
     Group.GIL: "interpreter lock",
     Group.REENTRY: "calls into Python",
-    Group.CATCH: "exceptions",
+    Group.CATCH: JUMPS,
 }
 """What the probes of a group are for; those of the other groups are named by their category."""
 
@@ -32,7 +35,10 @@ def check_target(pid: int) -> list[Check]:
         return [Check(GROUP, f"process {pid}", "failed", error.problem, error.remedy, error.status)]
     return [
         Check(
-            GROUP, f"process {pid}", "ok", f"{target.name}, {target.threads} threads: {' '.join(target.command)[:200]}"
+            GROUP,
+            f"process {pid}",
+            "ok",
+            f"{target.name}, {target.threads} threads: {' '.join(' '.join(target.command).split())[:200]}",
         ),
         check_python(target),
         check_seccomp(target),
@@ -85,7 +91,7 @@ def check_probes(target: TargetProcess) -> Sequence[Check]:
         Check(GROUP, purpose, "ok", f"{number} probe sites in {path}")
         for (path, purpose), number in sites.most_common()
     ]
-    if not sites:
+    if all(purpose == JUMPS for _, purpose in sites):
         checks.append(
             Check(
                 GROUP,
@@ -100,4 +106,6 @@ def check_probes(target: TargetProcess) -> Sequence[Check]:
 
 def _purpose(probe: ProbeTarget) -> str:
     """What a probe is for, as a person would say."""
+    if probe.action == Action.LONGJMP:
+        return JUMPS
     return _PURPOSES.get(probe.group) or CATEGORY_LABELS[probe.category]

@@ -78,7 +78,9 @@ class Interruptions:
     @contextmanager
     def watched(self) -> Iterator[Interruptions]:
         """Handle the signals inside, and restore what was there before."""
-        before = {number: signal.signal(number, self._handle) for number in _STOP_SIGNALS}
+        # nohup has the hangup ignored, and it stays so.
+        wanted = (n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN)
+        before = {number: signal.signal(number, self._handle) for number in wanted}
         try:
             yield self
         finally:

@@ -276,6 +276,18 @@ def test_signals_finish_the_trace(number: signal.Signals, tmp_path: Path, target
     assert TraceReader(trace).complete
 
 
+def test_nohup_is_respected(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
+    words = command("attach", "--pid", str(target.pid), "--no-trace", "--duration", "1")
+    with subprocess.Popen(["nohup", *words], env=environment(), stdout=-1, stderr=-1, text=True) as profiler:
+        assert profiler.stderr is not None
+        next(line for line in profiler.stderr if line.startswith("Profiling process"))
+        begin = time.monotonic()
+        profiler.send_signal(signal.SIGHUP)
+        profiler.communicate(timeout=30)
+    assert profiler.returncode == 0
+    assert time.monotonic() - begin > 0.5
+
+
 def test_target_that_ends_ends_the_capture(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
     words = command("attach", "--pid", str(target.pid), "--no-trace")
     with subprocess.Popen(words, env=environment(), stdout=-1, stderr=-1, text=True) as profiler:
