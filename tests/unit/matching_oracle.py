@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -228,7 +229,7 @@ class Collected:
     def tiles(self, thread: int) -> list[Tile]:
         """Merged; checks that the rows follow one another without gap."""
         rows = self.rows[thread]
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             assert before["start_ns"] + before["duration_ns"] == after["start_ns"]
         return merged(
             (
