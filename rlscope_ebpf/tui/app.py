@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.theme import BUILTIN_THEMES
 from textual.timer import Timer
 from textual.widget import Widget
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 
 from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.tui import texts
@@ -24,7 +24,7 @@ from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, cycle,
 from rlscope_ebpf.tui.help import TextScreen, help_lines, message_lines
 from rlscope_ebpf.tui.panels import CallsPanel, FiguresPanel, OperationsPanel, ProcessesPanel, TransitionsPanel
 from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
-from rlscope_ebpf.tui.spans import Line, plain
+from rlscope_ebpf.tui.spans import Line, Span, plain, width_of
 from rlscope_ebpf.tui.table import Lines, Table
 
 REFRESH_S = 0.5
@@ -84,6 +84,37 @@ class TabStrip(Lines):
                 return
 
 
+class KeyBar(Lines):
+    """The keys, as many as fit; a click on one is like pressing it.
+
+    Textual's own footer makes a widget per key and makes them all anew when the focus moves, which is slower than
+    everything else on this screen together.
+    """
+
+    def __init__(self, keys: Callable[[], list[tuple[str, str, str]]], *, id: str) -> None:
+        """`keys` returns (key, what it does, action) in order of importance."""
+        super().__init__(self._fitting, id=id)
+        self._keys = keys
+        self._places: list[tuple[int, str]] = []
+
+    def _fitting(self, width: int) -> list[Line]:
+        line: Line = []
+        self._places = []
+        for key, what, action in self._keys():
+            item: Line = [*([Span("  ")] if line else []), Span(key, "key"), Span(f" {what}", "text")]
+            if width_of([*line, *item]) <= width:
+                line += item
+                self._places.append((self._margin + width_of(line), action))
+        return [line]
+
+    async def on_click(self, event: events.Click) -> None:
+        """The key under the pointer."""
+        for edge, action in self._places:
+            if event.x < edge:
+                await self.app.run_action(action)
+                return
+
+
 class ProfilerApp(App[None]):
     """Shows the snapshots of a source until the user quits.
 
@@ -110,7 +141,6 @@ class ProfilerApp(App[None]):
     }
     #filter { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
     #filter.open { display: block; }
-    Footer { background: $background; }
     Table, VerticalScroll {
         scrollbar-color: $foreground 30%; scrollbar-color-hover: $foreground 50%; scrollbar-color-active: $accent;
         scrollbar-background: $background; scrollbar-background-hover: $background;
@@ -142,7 +172,7 @@ class ProfilerApp(App[None]):
         Binding("e", "messages", "Messages", id="messages", tooltip="All notices, losses and counters."),
         Binding("t", "theme", "Theme", id="theme", tooltip="Next colour theme."),
         Binding("T", "theme(-1)", "Previous theme", id="theme.previous", show=False, tooltip="Previous colour theme."),
-        Binding("escape", "clear", "Clear", id="clear", tooltip="Clear the filter."),
+        Binding("escape", "clear", "Clear", id="clear", key_display="esc", tooltip="Clear the filter."),
         Binding("left", "seek(-1)", "Back", id="replay.back", show=False, tooltip="2 % back."),
         Binding("right", "seek(1)", "Forward", id="replay.forward", show=False, tooltip="2 % forward."),
         Binding("shift+left", "seek(-5)", "Far back", id="replay.far_back", show=False, tooltip="10 % back."),
@@ -240,7 +270,7 @@ class ProfilerApp(App[None]):
         yield Lines(lambda width: texts.choices(self.snapshot, self.view, width), id="choices")
         yield Lines(self._replay_lines, id="replay")
         yield Input(placeholder="part of an operation's name", id="filter", compact=True)
-        yield Footer(show_command_palette=False)
+        yield KeyBar(self._keys_shown, id="keys")
 
     def _header_lines(self, width: int) -> list[Line]:
         lines = texts.header(
@@ -371,11 +401,8 @@ class ProfilerApp(App[None]):
         return True
 
     def _look(self, view: View) -> None:
-        filtered = view.filter != self.view.filter
         self.view = view
         self.update()
-        if filtered:
-            self.refresh_bindings()
 
     def action_pause(self) -> None:
         """Freeze the figures, or let them go on; in a replay, stop and go."""
@@ -450,6 +477,16 @@ class ProfilerApp(App[None]):
         """Notices, losses, counters."""
         self.push_screen(TextScreen("Messages", message_lines(self.snapshot)))
 
+    def _keys_shown(self) -> list[tuple[str, str, str]]:
+        if self._typing:
+            return [("enter", "Keep the filter", "keep"), ("esc", "Clear it", "clear")]
+        keys = [
+            (binding.key_display or binding.key, binding.description, binding.action)
+            for binding in self.BINDINGS
+            if isinstance(binding, Binding) and binding.show and self.check_action(binding.action, ())
+        ]
+        return sorted(keys, key=lambda key: key[2] != "clear")  # what ends a filter comes first
+
     def _keys(self) -> dict[str, list[tuple[str, str]]]:
         groups: dict[str, list[tuple[str, str]]] = {"Keys": []}
         if self._replay:
@@ -477,7 +514,7 @@ class ProfilerApp(App[None]):
         self._typing = True
         self._filter_input.add_class("open")
         self._filter_input.focus()
-        self.refresh_bindings()
+        self.query_one("#keys", KeyBar).update()
 
     def action_clear(self) -> None:
         """No filter."""
@@ -489,13 +526,17 @@ class ProfilerApp(App[None]):
         self._typing = False
         self._filter_input.remove_class("open")
         self.query_one(f"#{self.active_panel}", Table).focus()
-        self.refresh_bindings()
+        self.query_one("#keys", KeyBar).update()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Every letter counts."""
         self._look(replace(self.view, filter=event.value.strip()))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Enter."""
+        self.action_keep()
+
+    def action_keep(self) -> None:
         """Keep the filter, back to the rows."""
         self._close_filter()
 
