@@ -448,6 +448,14 @@ def test_a_phase_change_beyond_now_waits_for_the_other_threads() -> None:
     assert [tile[:4] for tile in found.tiles(tid8)][:2] == [(1100, 1300, ("b",), ""), (1300, 1400, ("b",), "train")]
 
 
+def test_a_call_at_the_moment_of_a_phase_change_keeps_its_time() -> None:
+    events = [begin(1100, A), call(1200, PYTHON, BACKEND), event(1200, KIND.PHASE, arg=TRAIN, tid=8)]
+    found = collect(new_matcher(), events, 1400)
+    row = found.rows[1][-1]
+    assert (int(row["opened"]), int(row["duration_ns"]), int(row["hits"])) == (Opened.CALL, 200, 1)
+    assert found.tiles(1)[-1][:4] == (1200, 1400, ("a",), "train")
+
+
 # Losses
 
 
@@ -469,6 +477,14 @@ def test_an_event_overtaken_by_the_scheduler_is_not_late() -> None:
         (1210, 1290, PYTHON, ThreadState.RUNNABLE),
         (1290, 1400, BACKEND, ThreadState.RUNNING),
     ]
+
+
+def test_nor_is_it_when_the_scheduler_came_in_the_batch_before() -> None:
+    matcher = new_matcher()
+    first = matcher.process(array([begin(1100, A), event(1210, KIND.OFF_CPU), event(1290, KIND.ON_CPU)]), 1150)
+    found = collect(matcher, [call(1200, PYTHON, BACKEND)], 1400, first)
+    assert found.losses.late == 0
+    assert found.tiles(1)[-1][:2] == (1290, 1400)
 
 
 def test_a_lost_text_is_an_unknown_operation() -> None:
