@@ -123,7 +123,8 @@ class Totals:
     """Adds up batches. Not thread-safe.
 
     Instances of a path are its spans (closed or cut) and those open now, which are known from the rows themselves (see
-    `rlscope_ebpf.model.open_operations`). Transitions are the intervals opened by a call, by category before and after.
+    `rlscope_ebpf.model.open_operations`). Transitions are the intervals opened by a call from another category, by
+    category before and after.
     """
 
     def __init__(self) -> None:
@@ -369,7 +370,7 @@ class Totals:
         time_ns = np.bincount(cell, rows["duration_ns"], size * _CELLS)
         self._time_ns[:size] += time_ns.astype(np.int64).reshape(size, _CELLS)
         self._hits[:size] += np.bincount(row, rows["hits"], size).astype(np.int64)
-        calls = np.flatnonzero(rows["opened"] == Opened.CALL)
+        calls = np.flatnonzero((rows["opened"] == Opened.CALL) & (rows["origin"] != category))
         origin = np.minimum(rows["origin"][calls], Category.OTHER)
         kind = (row[calls] * _CATEGORIES + origin) * _CATEGORIES + category[calls]
         self._transitions[:size] += np.bincount(kind, minlength=size * _KINDS).reshape(size, _KINDS)

@@ -105,7 +105,7 @@ class Session:
             key = (pid, phase, path)
             self.truth.time[(*key, thread["category"], thread["state"])] += duration
             self.truth.hits[key] += thread["hits"]
-            if thread["opened"] == Opened.CALL:
+            if thread["opened"] == Opened.CALL and thread["origin"] != thread["category"]:
                 kind = f"{CATEGORY_NAMES[thread['origin']]}_to_{CATEGORY_NAMES[thread['category']]}"
                 self.truth.transitions[(*key, kind)] += 1
             self.rows.append((
@@ -385,11 +385,8 @@ def test_a_process_defined_again_keeps_its_totals() -> None:
 
 def test_empty_tables_add_nothing() -> None:
     counted = Totals()
-    counted.add(
-        Batch(
-            1, [], {"intervals": intervals(), "spans": np.zeros(0, SPAN_DTYPE), "marks": np.zeros(0, MARK_DTYPE)}
-        )  # fmt: skip
-    )
+    empty = {"intervals": intervals(), "spans": np.zeros(0, SPAN_DTYPE), "marks": np.zeros(0, MARK_DTYPE)}
+    counted.add(Batch(1, [], empty))
     assert counted.operations() == []
     assert counted.phases() == ()
 

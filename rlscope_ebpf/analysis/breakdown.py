@@ -1,0 +1,345 @@
+"""The figures of a report: a trace in, sums per process, phase and operation out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.model.categories import CATEGORY_NAMES, UNTRACKED, ThreadState
+from rlscope_ebpf.model.session import SessionEnd, SessionInfo
+from rlscope_ebpf.model.tables import (
+    Counters,
+    Losses,
+    PathInfo,
+    ProbeInfo,
+    ProcessInfo,
+    StringInfo,
+    ThreadInfo,
+)
+from rlscope_ebpf.model.totals import INTERVAL_COLUMNS, CallTotal, OperationTotal, ProcessTotal, Totals
+
+Progress = Callable[[int, int], None]
+"""Called with what is done and what there is to do in all."""
+
+LOSS_LIMIT = 0.01
+"""Above this share of lost events percentages are refused: what was lost need not look like what was not."""
+
+NAME_SEPARATOR = "/"
+"""Between the names of a path where it is one text."""
+
+
+class TraceSource(Protocol):
+    """What is read of a trace; `rlscope_ebpf.trace.reader.TraceReader` is one."""
+
+    @property
+    def info(self) -> SessionInfo: ...
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def problems(self) -> list[str]: ...
+    @property
+    def losses(self) -> Losses: ...
+    @property
+    def counters(self) -> Counters: ...
+    @property
+    def end(self) -> SessionEnd | None: ...
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def processes(self) -> Mapping[int, ProcessInfo]: ...
+    @property
+    def threads(self) -> Mapping[int, ThreadInfo]: ...
+    @property
+    def strings(self) -> Mapping[int, StringInfo]: ...
+    @property
+    def paths(self) -> Mapping[int, PathInfo]: ...
+    @property
+    def probes(self) -> Mapping[int, ProbeInfo]: ...
+
+    def chunks(
+        self, table: str, columns: Sequence[str] | None = None, progress: Progress | None = None
+    ) -> Iterator[NDArray[np.void]]:
+        """The rows of a table in file order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation path in one phase of one process. Times are ns of its own, not of operations nested in it."""
+
+    total: OperationTotal
+    corrected_ns: tuple[int, ...]  # [Category], after overhead correction; the same as raw until costs are measured
+    inclusive_ns: int  # wall time with nested operations
+    process_wall_ns: int  # of all operations of the process, all phases
+    steps: int  # progress reports in this phase
+
+    @property
+    def wall_ns(self) -> int:
+        """Wall time."""
+        return self.total.wall_ns
+
+    @property
+    def share(self) -> float:
+        """Its part of the process's wall time, 0 to 1."""
+        return self.wall_ns / self.process_wall_ns if self.process_wall_ns else 0.0
+
+    @property
+    def mean_ns(self) -> float | None:
+        """Wall time per instance; None for the untracked time, which has no instances."""
+        return self.wall_ns / self.total.count if self.total.path and self.total.count else None
+
+    @property
+    def text(self) -> str:
+        """The path as one text, "(untracked)" for the time outside any operation."""
+        return NAME_SEPARATOR.join(self.total.path) or UNTRACKED
+
+    @property
+    def name(self) -> str:
+        """The innermost name."""
+        return self.total.path[-1] if self.total.path else UNTRACKED
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What one process did in one phase."""
+
+    name: str
+    operations: tuple[Operation, ...]  # as a tree: parents first, siblings by inclusive time; untracked last
+    steps: int  # progress reports
+
+    @property
+    def wall_ns(self) -> int:
+        """Wall time of all threads."""
+        return sum(operation.wall_ns for operation in self.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What one process did."""
+
+    total: ProcessTotal
+    end_ns: int  # its own end, or that of the session
+    phases: tuple[Phase, ...]  # in the order in which they were first seen
+    cuda_calls: tuple[CallTotal, ...]  # by total time
+
+    @property
+    def wall_ns(self) -> int:
+        """Wall time of all threads."""
+        return sum(phase.wall_ns for phase in self.phases)
+
+    @property
+    def operations(self) -> Iterator[Operation]:
+        """Of all phases."""
+        for phase in self.phases:
+            yield from phase.operations
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What the profiler itself cost."""
+
+    probe_hits: int
+    estimated_ns: int
+    fraction: float  # of the wall time of the target's threads
+    calibrated: bool  # the costs behind it were measured on this host
+    probes_shed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Where the time of a session went."""
+
+    info: SessionInfo
+    end: SessionEnd | None
+    end_ns: int  # of the session; without a footer, of what is known
+    complete: bool
+    problems: tuple[str, ...]
+    losses: Losses
+    counters: Counters
+    overhead: Overhead
+    processes: tuple[Process, ...]
+
+    @property
+    def duration_ns(self) -> int:
+        """Of the session."""
+        return max(0, self.end_ns - self.info.start_ns)
+
+    @property
+    def loss_fraction(self) -> float:
+        """Lost events as a share of those that the probes wanted to send, 0 to 1."""
+        sent = max(self.counters.sent, self.counters.received + self.losses.events)
+        return self.losses.events / sent if sent else 0.0
+
+    @property
+    def shares_refused(self) -> bool:
+        """Whether so much was lost that no percentage should be believed."""
+        return self.loss_fraction > LOSS_LIMIT
+
+
+def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
+    """The totals of a whole trace. `progress` counts rows of the intervals table."""
+    totals = Totals()
+    for kind in (trace.processes, trace.threads, trace.strings, trace.paths, trace.probes):
+        for definition in kind.values():
+            totals.define(definition)
+    for rows in trace.chunks("intervals", INTERVAL_COLUMNS, progress):
+        totals.add_intervals(rows)
+    for rows in trace.chunks("spans"):
+        totals.add_spans(rows)
+    for rows in trace.chunks("marks"):
+        totals.add_marks(rows)
+    totals.losses, totals.counters, totals.now_ns = trace.losses, trace.counters, trace.now_ns
+    return totals
+
+
+def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdown:
+    """Read a trace and say where the time went. `progress` counts rows of the intervals table."""
+    totals = add_up(trace, progress)
+    end_ns = trace.end.end_ns if trace.end is not None else max(trace.now_ns, trace.info.start_ns)
+    operations: dict[int, list[OperationTotal]] = {}
+    for operation in totals.operations():
+        if operation.wall_ns or operation.count or operation.hits or operation.transitions:
+            operations.setdefault(operation.pid, []).append(operation)
+    calls: dict[int, list[CallTotal]] = {}
+    for call in totals.cuda_calls():
+        calls.setdefault(call.pid, []).append(call)
+    processes = tuple(
+        _process(process, operations.get(process.info.pid, []), calls.get(process.info.pid, []), end_ns)
+        for process in totals.processes()
+    )
+    wall_ns = totals.wall_ns()
+    counters = totals.counters
+    return Breakdown(
+        info=trace.info,
+        end=trace.end,
+        end_ns=end_ns,
+        complete=trace.complete,  # asked only now: reading the rows may have found damage
+        problems=tuple(trace.problems),
+        losses=totals.losses,
+        counters=counters,
+        overhead=Overhead(
+            probe_hits=counters.hits,
+            estimated_ns=counters.estimated_overhead_ns,
+            fraction=counters.estimated_overhead_ns / wall_ns if wall_ns else 0.0,
+            calibrated=trace.info.calibration.get("calibrated") is True,
+            probes_shed=counters.probes_shed,
+        ),
+        processes=processes,
+    )
+
+
+def _process(
+    total: ProcessTotal, operations: list[OperationTotal], calls: list[CallTotal], session_end_ns: int
+) -> Process:
+    wall_ns = sum(operation.wall_ns for operation in operations)
+    names = dict.fromkeys(operation.phase for operation in operations)
+    phases = tuple(
+        _phase(
+            name,
+            [operation for operation in operations if operation.phase == name],
+            total.steps_by_phase.get(name, 0),
+            wall_ns,
+        )
+        for name in names
+    )
+    end_ns = session_end_ns if total.info.end_ns is None else total.info.end_ns
+    return Process(total, end_ns, phases, tuple(sorted(calls, key=lambda call: (-call.total_ns, call.name))))
+
+
+def _phase(name: str, totals: list[OperationTotal], steps: int, process_wall_ns: int) -> Phase:
+    operations = tuple(
+        Operation(
+            total=total,
+            corrected_ns=total.category_ns,
+            inclusive_ns=inclusive_ns,
+            process_wall_ns=process_wall_ns,
+            steps=steps,
+        )
+        for total, inclusive_ns in _tree_order(totals)
+    )
+    return Phase(name, operations, steps)
+
+
+def _tree_order(totals: list[OperationTotal]) -> Iterator[tuple[OperationTotal, int]]:
+    """Operations as a tree, with their inclusive time; the untracked time, which holds nothing, last.
+
+    Nodes are numbered, for comparing paths would take long where operations nest a thousand deep.
+    """
+    numbers: dict[tuple[int, str], int] = {}  # (parent, name) -> node; node 0 is the root
+    parents, names = [0], [""]
+    nodes: dict[int, OperationTotal] = {}
+    for total in totals:
+        node = 0
+        for name in total.path:
+            parent, node = node, numbers.setdefault((node, name), len(parents))
+            if node == len(parents):
+                parents.append(parent)
+                names.append(name)
+        nodes[node] = total
+    inclusive = [nodes[node].wall_ns if node in nodes else 0 for node in range(len(parents))]
+    children: list[list[int]] = [[] for _ in parents]
+    for node in range(len(parents) - 1, 0, -1):  # a node has a higher number than its parent
+        inclusive[parents[node]] += inclusive[node]
+        children[parents[node]].append(node)
+    pending = [0]
+    while pending:
+        node = pending.pop()
+        if node and node in nodes:
+            yield nodes[node], inclusive[node]
+        pending += sorted(children[node], key=lambda child: (inclusive[child], names[child]))
+    if 0 in nodes:
+        yield nodes[0], nodes[0].wall_ns
+
+
+TRANSITION_KINDS = tuple(
+    f"{origin}_to_{category}" for origin in CATEGORY_NAMES for category in CATEGORY_NAMES if origin != category
+)
+"""Every kind of transition that can be."""
+
+
+OPERATION_COLUMNS = (
+    "process", "pid", "phase", "operation", "name", "depth", "count", "open_now",
+    "wall_ns", "share", "mean_ns", "inclusive_ns",
+    *(f"{name}_ns" for name in CATEGORY_NAMES),
+    *(f"{state.name.lower()}_ns" for state in ThreadState),
+    "gpu_ns", "cpu_only_ns", "cpu_gpu_ns", "gpu_only_ns", "idle_ns",
+    "corrected_wall_ns", *(f"corrected_{name}_ns" for name in CATEGORY_NAMES),
+    "hits",
+)  # fmt: skip
+"""Columns of the operations table. Times are ns, of the operation alone but for `inclusive_ns`."""
+
+Record = dict[str, int | float | str | None]
+
+
+def operation_record(process: Process, operation: Operation, *, shares: bool) -> Record:
+    """One operation as a flat record: OPERATION_COLUMNS in order.
+
+    `share` is None unless `shares`; `mean_ns` is None for the untracked time.
+    """
+    total, resources = operation.total, operation.total.resources_ns
+    values = (
+        process.total.info.name,
+        process.total.info.pid,
+        total.phase,
+        operation.text,
+        operation.name,
+        len(total.path),
+        total.count,
+        total.open_now,
+        operation.wall_ns,
+        operation.share if shares else None,
+        operation.mean_ns,
+        operation.inclusive_ns,
+        *total.category_ns,
+        *total.state_ns,
+        total.gpu_ns,
+        *(resources[name] for name in ("cpu_only", "cpu_gpu", "gpu_only", "idle")),
+        sum(operation.corrected_ns),
+        *operation.corrected_ns,
+        total.hits,
+    )
+    return dict(zip(OPERATION_COLUMNS, values, strict=True))

@@ -1,0 +1,242 @@
+"""A breakdown, or the rows of a trace, as pandas DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rlscope_ebpf.analysis.breakdown import (
+    NAME_SEPARATOR,
+    OPERATION_COLUMNS,
+    Breakdown,
+    Operation,
+    Process,
+    TraceSource,
+    operation_record,
+)
+from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNKNOWN_OPERATION, UNTRACKED, Category, Opened, ThreadState
+from rlscope_ebpf.model.tables import MarkKind, SpanFlag
+
+_TRANSITION_COLUMNS = (
+    "process", "pid", "phase", "operation", "transition", "origin", "category", "count", "per_instance", "per_step",
+)  # fmt: skip
+_CALL_COLUMNS = ("process", "pid", "name", "count", "total_ns", "mean_ns", "p50_ns", "p99_ns")
+_PROCESS_COLUMNS = (
+    "pid", "ppid", "name", "command", "start_ns", "end_ns", "exited", "exit_status", "threads",
+    "phase", "steps", "step", "total_steps", "wall_ns", "metadata",
+)  # fmt: skip
+
+
+def operations_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process, phase and operation, with OPERATION_COLUMNS.
+
+    `share` is of the process's wall time, NaN if too much was lost; `mean_ns` is NaN for the untracked time.
+    """
+    records = [
+        operation_record(process, operation, shares=not breakdown.shares_refused)
+        for process, operation in _operations(breakdown)
+    ]
+    frame: pd.DataFrame = _frame(records, OPERATION_COLUMNS).astype({"share": float, "mean_ns": float})
+    return frame
+
+
+def transitions_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process, phase, operation and kind that occurred.
+
+    `transition` is "python_to_backend" and so on; `per_instance` and `per_step` (of the phase) are NaN where there are
+    no instances or no reported steps.
+    """
+    records = [
+        {
+            "process": process.total.info.name,
+            "pid": process.total.info.pid,
+            "phase": operation.total.phase,
+            "operation": operation.text,
+            "transition": kind,
+            "origin": kind.partition("_to_")[0],
+            "category": kind.partition("_to_")[2],
+            "count": count,
+            "per_instance": (
+                count / operation.total.count if operation.total.path and operation.total.count else np.nan
+            ),
+            "per_step": count / operation.steps if operation.steps else np.nan,
+        }
+        for process, operation in _operations(breakdown)
+        for kind, count in operation.total.transitions.items()
+    ]
+    return _frame(records, _TRANSITION_COLUMNS)
+
+
+def cuda_calls_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process and function of the CUDA API."""
+    records = [
+        {
+            "process": process.total.info.name,
+            "pid": call.pid,
+            "name": call.name,
+            "count": call.count,
+            "total_ns": call.total_ns,
+            "mean_ns": call.total_ns / call.count,
+            "p50_ns": call.p50_ns,
+            "p99_ns": call.p99_ns,
+        }
+        for process in breakdown.processes
+        for call in process.cuda_calls
+    ]
+    return _frame(records, _CALL_COLUMNS)
+
+
+def processes_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process."""
+    records = [
+        {
+            "pid": process.total.info.pid,
+            "ppid": process.total.info.ppid,
+            "name": process.total.info.name,
+            "command": " ".join(process.total.info.command),
+            "start_ns": process.total.info.start_ns,
+            "end_ns": process.end_ns,
+            "exited": process.total.info.end_ns is not None,
+            "exit_status": process.total.info.exit_status,
+            "threads": process.total.threads,
+            "phase": process.total.phase,
+            "steps": process.total.steps,
+            "step": process.total.step,
+            "total_steps": process.total.total_steps,
+            "wall_ns": process.wall_ns,
+            "metadata": process.total.metadata,
+        }
+        for process in breakdown.processes
+    ]
+    return _frame(records, _PROCESS_COLUMNS)
+
+
+def intervals_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
+    """Rows of the intervals table with names in place of ids (as categoricals)."""
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": rows["start_ns"].astype(np.int64),
+            "duration_ns": rows["duration_ns"].astype(np.int64),
+            **_threads(trace, rows["thread"]),
+            "phase": _categorical(rows["phase"], phase_names(trace)),
+            "operation": _categorical(rows["path"], operation_names(trace)),
+            "category": _enumerated(rows["category"], Category),
+            "origin": _enumerated(rows["origin"], Category),
+            "state": _enumerated(rows["state"], ThreadState),
+            "opened": _enumerated(rows["opened"], Opened),
+            "site": _categorical(
+                rows["site"], {0: "", **{number: probe.symbol for number, probe in trace.probes.items()}}
+            ),
+            "hits": rows["hits"].astype(np.int64),
+        }
+    )
+    return frame
+
+
+def spans_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
+    """Rows of the spans table: one per operation instance that ended. `wall_ns` includes nested operations."""
+    start_ns, end_ns = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "wall_ns": end_ns - start_ns,
+            **_threads(trace, rows["thread"]),
+            "phase": _categorical(rows["phase"], phase_names(trace)),
+            "operation": _categorical(rows["path"], operation_names(trace)),
+            "open_at_start": (rows["flags"] & SpanFlag.OPEN_AT_START) != 0,
+            "cut_at_end": (rows["flags"] & SpanFlag.CUT_AT_END) != 0,
+        }
+    )
+    return frame
+
+
+def marks_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
+    """Rows of the marks table. By `kind`: "phase" has a `text`, "progress" `step` and `total`, "metadata" both texts.
+
+    `step` and `total` are <NA> elsewhere, `total` also where it is unknown.
+    """
+    kind = rows["kind"]
+    texts = {**phase_names(trace), 0: ""}
+    phase, progress, metadata = (kind == each for each in MarkKind)
+    text_id = np.where(phase, rows["a"], np.where(metadata, rows["b"], 0))
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "time_ns": rows["time_ns"].astype(np.int64),
+            **_threads(trace, rows["thread"]),
+            "kind": _categorical(kind, {int(each): each.name.lower() for each in MarkKind}),
+            "step": _nullable(rows["a"], progress),
+            "total": _nullable(rows["b"], progress & (rows["b"] != 0)),
+            "key": _categorical(np.where(metadata, rows["a"], 0), texts),
+            "text": _categorical(text_id, texts),
+        }
+    )
+    return frame
+
+
+def operation_names(trace: TraceSource) -> dict[int, str]:
+    """Path id to the path as one text."""
+    names = {0: ""}
+    for number in trace.paths:
+        pending = []
+        current = number
+        while current not in names and current not in pending and current in trace.paths:
+            pending.append(current)
+            current = trace.paths[current].parent
+        for path in reversed(pending):
+            info = trace.paths[path]
+            string = trace.strings.get(info.name)
+            name = UNKNOWN_OPERATION if string is None else string.text
+            around = names.get(info.parent, "")
+            names[path] = f"{around}{NAME_SEPARATOR}{name}" if around else name
+    return {**names, 0: UNTRACKED}
+
+
+def phase_names(trace: TraceSource) -> dict[int, str]:
+    """StringInfo.id to the phase of that name."""
+    return {**{number: string.text for number, string in trace.strings.items()}, 0: DEFAULT_PHASE}
+
+
+def _operations(breakdown: Breakdown) -> Iterator[tuple[Process, Operation]]:
+    return ((process, operation) for process in breakdown.processes for operation in process.operations)
+
+
+def _frame(records: Sequence[Mapping[str, object]], columns: tuple[str, ...]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(records, columns=list(columns))
+    return frame
+
+
+def _threads(trace: TraceSource, thread: NDArray[np.uint32]) -> dict[str, NDArray[np.int64]]:
+    """`pid` and `tid` of every row; 0 where the thread is not known."""
+    highest = max(trace.threads, default=0)
+    pids, tids = np.zeros(highest + 1, np.int64), np.zeros(highest + 1, np.int64)
+    for number, info in trace.threads.items():
+        pids[number], tids[number] = info.pid, info.tid
+    known = np.where(thread <= highest, thread, 0)
+    return {"pid": pids[known], "tid": tids[known]}
+
+
+def _categorical(ids: NDArray[np.integer[Any]], names: Mapping[int, str]) -> pd.Categorical:
+    """Ids as names. Equal names become one category, only those that occur; ids without a name are "(unknown)"."""
+    distinct, index = np.unique(ids, return_inverse=True)
+    texts = [names.get(number, UNKNOWN_OPERATION) for number in distinct.tolist()]
+    categories = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    codes = np.array([categories[text] for text in texts], np.int32)
+    return pd.Categorical.from_codes(codes[index], categories=pd.Index(list(categories), dtype=object))
+
+
+def _enumerated(values: NDArray[np.uint8], names: type[IntEnum]) -> pd.Categorical:
+    """Values of an enumeration as its names, all of which are categories; others are missing values."""
+    known = {int(each): code for code, each in enumerate(names)}
+    codes = np.full(256, -1, np.int8)
+    codes[list(known)] = list(known.values())
+    return pd.Categorical.from_codes(codes[values], categories=pd.Index([each.name.lower() for each in names]))
+
+
+def _nullable(values: NDArray[np.uint64], there: NDArray[np.bool_]) -> pd.arrays.IntegerArray:
+    return pd.arrays.IntegerArray(values.astype(np.int64), ~there)

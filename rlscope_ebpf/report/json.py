@@ -1,0 +1,130 @@
+"""`report --format json`: report.schema.json beside this file is the contract; further keys are explained here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
+from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
+from rlscope_ebpf.model.totals import CallTotal
+
+SCHEMA_NAME = "rlscope-ebpf.report/1"
+GPU_MODES = ("cupti", "simulated", "unavailable", "off")
+
+
+def schema() -> dict[str, Any]:
+    """The contract, as a JSON schema."""
+    text = resources.files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def report_text(breakdown: Breakdown) -> str:
+    """The report as JSON text, ASCII only, with a newline at its end."""
+    return json.dumps(report_dict(breakdown), indent=2) + "\n"
+
+
+def report_dict(breakdown: Breakdown) -> dict[str, Any]:
+    """The report as plain values. Times are ns.
+
+    Beyond the contract: `session` has `problems` (what is missing or damaged, in sentences), `loss_fraction` (of the
+    events that the probes wanted to send) and `shares_refused` (so much is missing that no percentage should be made of
+    these figures); an operation has `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a
+    process has its phases, threads, progress and metadata.
+    """
+    info, end = breakdown.info, breakdown.end
+    return {
+        "schema": SCHEMA_NAME,
+        "session": {
+            "host": info.host,
+            "kernel": info.kernel,
+            "tool_version": info.tool_version,
+            "started_at": info.started_at,
+            "ended_at": None if end is None else end.ended_at,
+            "end_reason": None if end is None else end.reason,
+            "duration_ns": breakdown.duration_ns,
+            "complete": breakdown.complete,
+            "problems": list(breakdown.problems),
+            "gpu": info.gpu if info.gpu in GPU_MODES else "unavailable",
+            "gpu_reason": info.gpu_reason,
+            "probes_attached": breakdown.counters.probes_attached,
+            "probes_armed": breakdown.counters.probes_armed,
+            "events_received": breakdown.counters.received,
+            "events_sent": breakdown.counters.sent,
+            "loss_fraction": breakdown.loss_fraction,
+            "shares_refused": breakdown.shares_refused,
+        },
+        "losses": breakdown.losses.as_dict(),
+        "overhead": {
+            "probe_hits": breakdown.overhead.probe_hits,
+            "estimated_ns": breakdown.overhead.estimated_ns,
+            "fraction": breakdown.overhead.fraction,
+            "calibrated": breakdown.overhead.calibrated,
+            "probes_shed": breakdown.overhead.probes_shed,
+        },
+        "processes": [_process(process) for process in breakdown.processes],
+    }
+
+
+def _process(process: Process) -> dict[str, Any]:
+    total, info = process.total, process.total.info
+    return {
+        "pid": info.pid,
+        "ppid": info.ppid,
+        "name": info.name,
+        "command": list(info.command),
+        "start_ns": info.start_ns,
+        "end_ns": process.end_ns,
+        "exit_status": info.exit_status,
+        "wall_ns": process.wall_ns,
+        "threads": total.threads,
+        "steps": total.steps,
+        "step": total.step,
+        "total_steps": total.total_steps,
+        "metadata": total.metadata,
+        "phases": [
+            {"name": phase.name, "wall_ns": phase.wall_ns, "steps": phase.steps} for phase in process.phases
+        ],
+        "operations": [_operation(operation) for operation in process.operations],
+        "cuda_api": [_call(call) for call in process.cuda_calls],
+        "gpu_kernels": [],
+    }  # fmt: skip
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    total = operation.total
+    return {
+        "name": operation.name,
+        "path": list(total.path),
+        "phase": total.phase,
+        "count": total.count,
+        "open_now": total.open_now,
+        "inclusive_ns": operation.inclusive_ns,
+        "corrected": _times(operation, operation.corrected_ns),
+        "raw": _times(operation, total.category_ns),
+        "state_ns": {state.name.lower(): total.state_ns[state] for state in ThreadState},
+        "hits": total.hits,
+        "transitions": dict(total.transitions),
+    }
+
+
+def _times(operation: Operation, category_ns: Sequence[int]) -> dict[str, Any]:
+    return {
+        "wall_ns": sum(category_ns),
+        "cpu_ns": dict(zip(CATEGORY_NAMES, category_ns, strict=True)),
+        "gpu_ns": operation.total.gpu_ns,
+        "resources_ns": operation.total.resources_ns,
+    }
+
+
+def _call(call: CallTotal) -> dict[str, Any]:
+    return {
+        "name": call.name,
+        "count": call.count,
+        "total_ns": call.total_ns,
+        "p50_ns": call.p50_ns,
+        "p99_ns": call.p99_ns,
+    }

@@ -1,0 +1,343 @@
+"""`report --format text`: the breakdown as tables for a terminal, a pipe or a bug report.
+
+From WIDE columns on, an operation is one line; below, its percentages stand under its times. Where nobody looks (no
+terminal) the width is WIDE_DEFAULT, so that one line of output is one operation for `grep`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
+from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category
+
+WIDE = 140
+"""Columns from which an operation is one line."""
+
+WIDE_DEFAULT = 160
+"""Columns where there is no terminal that tells (COLUMNS overrides)."""
+
+NARROWEST = 60
+
+MAX_OPERATIONS = 100
+"""Operations shown per phase; the rest is summed up in a line."""
+
+MAX_CALLS = 20
+"""CUDA functions shown per process."""
+
+REFUSED = "—"
+"""In place of a percentage that cannot be trusted."""
+
+_NOTHING = "-"
+_TRANSITION_FIGURES = 52  # columns of the transitions table beside the operation
+_SHARE_WIDTH = len("99.9 %")
+_MAX_INDENT = 8  # levels: beyond, the tree would push the names out
+
+# Okabe and Ito's colours as far as 256-colour terminals have them, readable on dark and light backgrounds.
+_COLORS = {
+    Category.PYTHON: "color(74)",
+    Category.SIMULATOR: "color(172)",
+    Category.BACKEND: "color(36)",
+    Category.CUDA_API: "color(175)",
+    Category.OTHER: "color(245)",
+}
+_END_REASONS = {
+    "detached": "detached",
+    "exited": "until the target's end",
+    "duration": "for as long as asked",
+    "interrupted": "until interrupted",
+}
+
+Share = Callable[[float], str]
+
+
+def print_report(breakdown: Breakdown, file: TextIO, *, source: str = "") -> None:
+    """Print the report as `file` allows: colours and the terminal's width on a terminal, neither anywhere else.
+
+    `source` names the trace in the first line.
+    """
+    if not file.isatty():
+        file.write(report_text(breakdown, _asked_width() or WIDE_DEFAULT, source=source))
+        return
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console.width = max(NARROWEST, console.width)
+    for part in _report(breakdown, console.width, source):
+        console.print(part)
+
+
+def report_text(breakdown: Breakdown, width: int = WIDE_DEFAULT, *, source: str = "") -> str:
+    """The report without colours, in lines of at most `width` characters (NARROWEST or more)."""
+    output = io.StringIO()
+    console = Console(
+        file=output, width=max(NARROWEST, width), highlight=False, markup=False, emoji=False, color_system=None,
+        force_terminal=False, legacy_windows=False,
+    )  # fmt: skip
+    for part in _report(breakdown, console.width, source):
+        console.print(part)
+    return "".join(line.rstrip() + "\n" for line in output.getvalue().splitlines())
+
+
+def _asked_width() -> int | None:
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isdecimal() and text != "0" else None
+
+
+def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[RenderableType]:
+    share: Share = (lambda _: REFUSED) if breakdown.shares_refused else fmt.percent
+    yield _header(breakdown, source)
+    yield from _warnings(breakdown)
+    for process in breakdown.processes:
+        yield Text()
+        yield _process_line(process)
+        if not process.wall_ns:
+            yield Text("Nothing of it was recorded.", "dim")
+            continue
+        for phase in process.phases:
+            yield from _phase(process, phase, width, share)
+        yield from _cuda_calls(process)
+    if not breakdown.processes:
+        yield Text()
+        yield Text("The trace holds no process.")
+    yield Text()
+    yield from _notes(breakdown)
+
+
+def _header(breakdown: Breakdown, source: str) -> RenderableType:
+    info, counters, overhead = breakdown.info, breakdown.counters, breakdown.overhead
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    end = breakdown.end
+    how = f", {_END_REASONS.get(end.reason, fmt.printable(end.reason))}" if end is not None else ""
+    if source:
+        facts.add_row("trace", fmt.printable(source))
+    facts.add_row(
+        "host",
+        f"{fmt.printable(info.host)}, kernel {fmt.printable(info.kernel)}, "
+        f"rlscope-ebpf {fmt.printable(info.tool_version)}",
+    )
+    facts.add_row("recorded", f"{fmt.printable(info.started_at)}, {fmt.duration(breakdown.duration_ns)}{how}")
+    probes = f"{counters.probes_armed:,} of {counters.probes_attached:,} armed"
+    if counters.probes_shed:
+        probes += f", {counters.probes_shed:,} taken off to keep the overhead low"
+    facts.add_row("probes", f"{probes}, {fmt.plural(overhead.probe_hits, 'hit')}")
+    facts.add_row("events", f"{fmt.count(counters.received)} received, {_losses(breakdown)}")
+    measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
+    facts.add_row(
+        "overhead",
+        f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the threads' time ({measured})",
+    )
+    return facts
+
+
+def _losses(breakdown: Breakdown) -> str:
+    losses = breakdown.losses
+    serious, all_of_them = fmt.losses(losses), fmt.losses(losses, harmless=True)
+    text = all_of_them if serious else ", ".join(filter(None, ("nothing lost", all_of_them)))
+    return f"{text} ({fmt.percent(breakdown.loss_fraction)} of the events)" if losses.events else text
+
+
+def _warnings(breakdown: Breakdown) -> Iterator[RenderableType]:
+    style = "bold yellow"
+    if not breakdown.complete:
+        yield Text()
+        yield Text("This trace is not complete; the figures cover what could be read.", style)
+        for problem in breakdown.problems:
+            yield Text(f"  {fmt.printable(problem)}")
+    if breakdown.shares_refused:
+        yield Text()
+        yield Text(
+            f"More than {fmt.percent(LOSS_LIMIT)} of the events were lost, so no percentages are given: what is lost "
+            "need not look like what is there. Record again with a lower --max-overhead, which takes probes off.",
+            style,
+        )
+
+
+def _process_line(process: Process) -> Text:
+    total, info = process.total, process.total.info
+    line = Text(f"{fmt.printable(info.name)} ", "bold")
+    line.append(f"pid {info.pid}", "bold")
+    facts = [fmt.plural(total.threads, "thread"), f"{fmt.duration(process.wall_ns)} of their time"]
+    if total.steps:
+        of = f" of {total.total_steps:,}" if total.total_steps else ""
+        facts.append(f"{fmt.plural(total.steps, 'step')} reported, the latest {total.step:,}{of}")
+    facts += [f"{key}: {value}" for key, value in total.metadata.items()]
+    line.append(", " + ", ".join(map(fmt.printable, facts)), "not bold")
+    return line
+
+
+def _phase(process: Process, phase: Phase, width: int, share: Share) -> Iterator[RenderableType]:
+    if len(process.phases) > 1 or phase.name != DEFAULT_PHASE:
+        part = share(phase.wall_ns / process.wall_ns)
+        yield Text()
+        yield Text.assemble(
+            ("Phase ", "dim"), (fmt.printable(phase.name), "bold"), f", {fmt.duration(phase.wall_ns)}, {part}"
+        )
+    yield Text()
+    yield _operations(phase, width, share)
+    hidden = phase.operations[MAX_OPERATIONS:]
+    if hidden:
+        rest = fmt.duration(sum(operation.wall_ns for operation in hidden))
+        yield Text(f"… and {fmt.plural(len(hidden), 'more operation')}, {rest}; --format csv has all of them.", "dim")
+    yield from _transitions(phase, width)
+
+
+def _operations(phase: Phase, width: int, share: Share) -> Table:
+    wide = width >= WIDE
+    used = [
+        category
+        for category in Category
+        if wide or any(operation.total.category_ns[category] for operation in phase.operations)
+    ]
+    nested = wide and any(operation.inclusive_ns != operation.wall_ns for operation in phase.operations)
+    table = _table(gap=2 if wide else 1)
+    table.add_column("OPERATION", no_wrap=True, overflow="ellipsis", min_width=12)
+    titles = ("COUNT", "MEAN", *(("NESTED",) if nested else ()), "WALL", "SHARE")
+    for title in titles if wide else ("COUNT\nMEAN", "WALL\nSHARE"):
+        _figures(table, title)
+    for category in used:
+        _figures(table, fmt.CATEGORY_LABELS[category].upper(), _COLORS[category])
+
+    def parts(category_ns: Sequence[int]) -> Iterator[str]:
+        """Time and share of every category, beside or below each other."""
+        of_ns = sum(category_ns)
+        for category in used:
+            ns = category_ns[category]
+            if not ns:
+                yield _NOTHING
+            elif wide:
+                yield f"{fmt.duration(ns)} {share(ns / of_ns):>{_SHARE_WIDTH}}"
+            else:
+                yield f"{fmt.duration(ns)}\n{share(ns / of_ns)}"
+
+    shown = phase.operations[:MAX_OPERATIONS]
+    for operation, guide in zip(shown, _guides(shown), strict=True):
+        name = Text.assemble((guide, "dim"), fmt.printable(operation.name))
+        counted = fmt.count(operation.total.count) if operation.total.path else ""
+        mean = fmt.duration(operation.mean_ns) if operation.mean_ns is not None else ""
+        wall, part = fmt.duration(operation.wall_ns), share(operation.share)
+        if wide:
+            inclusive = (fmt.duration(operation.inclusive_ns),) if nested else ()
+            own = (counted, mean, *inclusive, wall, part)
+        else:
+            own = (f"{counted}\n{mean}", f"{wall}\n{part}")
+        table.add_row(name, *own, *parts(operation.total.category_ns))
+
+    process_wall_ns = phase.operations[0].process_wall_ns
+    wall, part = fmt.duration(phase.wall_ns), share(phase.wall_ns / process_wall_ns if process_wall_ns else 0)
+    own = (*("" for _ in titles[:-2]), wall, part) if wide else ("", f"{wall}\n{part}")
+    sums = [sum(column) for column in zip(*(each.total.category_ns for each in phase.operations), strict=True)]
+    table.add_row("all together", *own, *parts(sums), style="bold")
+    return table
+
+
+def _guides(operations: Sequence[Operation]) -> list[str]:
+    """Tree lines in front of every name. Rows are in the order of the tree; a parent may have no row."""
+    guides = []
+    followed: dict[tuple[str, ...], bool] = {}  # whether a node has a sibling below it, by path
+    parents: set[tuple[str, ...]] = set()  # of the nodes below the row at hand
+    for operation in reversed(operations):
+        path = operation.total.path
+        nodes = [path[:depth] for depth in range(1, min(len(path), _MAX_INDENT) + 1)]
+        for node in nodes:
+            if node not in followed:
+                followed[node] = node[:-1] in parents
+                parents.add(node[:-1])
+        if len(path) > _MAX_INDENT:
+            guides.append(f"{'  ' * (_MAX_INDENT - 1)}({len(path)}) ")
+            continue
+        lines = ["│ " if followed[node] else "  " for node in nodes[1:-1]]
+        lines += ["├ " if followed[node] else "└ " for node in nodes[1:][-1:]]
+        guides.append("".join(lines))
+    return guides[::-1]
+
+
+def _transitions(phase: Phase, width: int) -> Iterator[RenderableType]:
+    table = _table()
+    table.add_column("TRANSITIONS", no_wrap=True, overflow="ellipsis", min_width=12)
+    table.add_column("", no_wrap=True)
+    for title in ("COUNT", "PER INSTANCE", "PER STEP"):
+        _figures(table, title)
+    for operation in phase.operations[:MAX_OPERATIONS]:
+        label = _end_of(fmt.path(operation.total.path), width - _TRANSITION_FIGURES)
+        instances = operation.total.count if operation.total.path else 0
+        for kind, count in sorted(operation.total.transitions.items(), key=lambda item: (-item[1], item[0])):
+            table.add_row(
+                label,
+                fmt.transition(kind),
+                fmt.count(count),
+                fmt.count(count / instances) if instances else "",
+                fmt.count(count / phase.steps) if phase.steps else "",
+            )
+            label = ""
+    if table.row_count:
+        yield Text()
+        yield table
+
+
+def _end_of(text: str, width: int) -> str:
+    """The last `width` characters: what tells paths apart is at their end."""
+    return text if len(text) <= width else "…" + text[1 - width :]
+
+
+def _cuda_calls(process: Process) -> Iterator[RenderableType]:
+    if not process.cuda_calls:
+        return
+    table = _table()
+    table.add_column("CUDA CALLS", no_wrap=True, overflow="ellipsis", min_width=12)
+    for title in ("COUNT", "TOTAL", "MEAN", "MEDIAN", "99 %"):
+        _figures(table, title)
+    for call in process.cuda_calls[:MAX_CALLS]:
+        table.add_row(
+            fmt.printable(call.name),
+            fmt.count(call.count),
+            fmt.duration(call.total_ns),
+            fmt.duration(call.total_ns / call.count),
+            fmt.duration(call.p50_ns),
+            fmt.duration(call.p99_ns),
+        )
+    yield Text()
+    yield table
+    hidden = process.cuda_calls[MAX_CALLS:]
+    if hidden:
+        rest = fmt.duration(sum(call.total_ns for call in hidden))
+        yield Text(f"… and {fmt.plural(len(hidden), 'more function')}, {rest}; --format json has all of them.", "dim")
+
+
+def _notes(breakdown: Breakdown) -> Iterator[RenderableType]:
+    operations = [operation for process in breakdown.processes for operation in process.operations]
+    if any(len(operation.total.path) > 1 for operation in operations):
+        yield Text("Times are an operation's own; what is nested in it has a line of its own.", "dim")
+    if operations and all(not operation.total.path for operation in operations):
+        yield Text(f"No operation is marked: all time is {UNTRACKED}. Mark some with rlscope_ebpf.markers.")
+    if any(operation.total.open_now for operation in operations):
+        yield Text("Operations that were open when the recording ended are counted.", "dim")
+    yield Text(_gpu_sentence(breakdown))
+
+
+def _gpu_sentence(breakdown: Breakdown) -> str:
+    info = breakdown.info
+    reason = fmt.printable(info.gpu_reason).rstrip(".")
+    if info.gpu == "off":
+        return "GPU time was not recorded (--gpu off)."
+    if info.gpu in ("cupti", "simulated"):
+        source = "CUPTI" if info.gpu == "cupti" else "a simulated driver"
+        busy = sum(operation.total.gpu_ns for process in breakdown.processes for operation in process.operations)
+        return f"GPU time comes from {source}: {fmt.duration(busy)}."
+    return f"GPU time is unavailable: {reason}." if reason else "GPU time is unavailable."
+
+
+def _table(gap: int = 2) -> Table:
+    return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _figures(table: Table, title: str, style: str = "") -> None:
+    table.add_column(Text(title, style, justify="right"), justify="right", no_wrap=True)
