@@ -96,7 +96,7 @@ class Engine:
         accepted: set[int] = set()
         for (path, group, returns), entries in jobs.items():
             accepted.update(self._attach(pid, path, group, returns, entries))
-        armed = _armed(pid, sites)
+        armed = armed_sites(pid, sites)
         return [replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)]
 
     def _attach(
@@ -177,7 +177,7 @@ _BREAKPOINT = 0xCC
 _CALL = 0xE8  # a 5-byte nop becomes a call once it has been hit
 
 
-def _armed(pid: int, sites: Sequence[ProbeSite]) -> NDArray[np.bool_]:
+def armed_sites(pid: int, sites: Sequence[ProbeSite]) -> NDArray[np.bool_]:
     """Whether the target's text shows a breakpoint (or the call that replaced one) at each site."""
     armed = np.zeros(len(sites), np.bool_)
     try:

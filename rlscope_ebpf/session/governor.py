@@ -23,7 +23,7 @@ _OVER_TURNS = 2
 
 @dataclass(slots=True)
 class Governor:
-    """Decides once a turn (about a second). `limit` is a share of the targets' time; 0: none."""
+    """Decides once a turn (half a second). `limit` is a share of the targets' time; 0: none."""
 
     limit: float
     _over: int = 0
@@ -33,8 +33,8 @@ class Governor:
     def decide(self, spent_ns: NDArray[np.float64], target_ns: float) -> tuple[Group | None, str | None]:
         """What to shed now, and a sentence for the user.
 
-        `spent_ns` is what each group's probes took since the last turn, shape (groups,); `target_ns` is the targets' time
-        in that turn.
+        `spent_ns` is what each group's probes took since the last turn, shape (groups,); `target_ns` is the targets'
+        time in that turn.
         """
         if self.limit <= 0 or target_ns <= 0:
             return None, None

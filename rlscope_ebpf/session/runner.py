@@ -7,6 +7,7 @@ import platform
 import select
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from types import TracebackType
@@ -17,17 +18,18 @@ from numpy.typing import NDArray
 from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.engine import MAX_READ, Engine
+from rlscope_ebpf.capture.engine import MAX_READ, Engine, armed_sites
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
-from rlscope_ebpf.capture.maps import MapsWatcher
+from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.markers_layout import read_thread_stacks
-from rlscope_ebpf.capture.plan import Plan, Planner
+from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.capture.process import inspect, open_pidfd
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TEXT_DTYPE, TEXT_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses, ProbeInfo
+from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.matching import Matcher
@@ -43,10 +45,17 @@ BUSY_EVENTS = 1 << 16
 MAPS_TURN_S = 0.3
 """Between two looks for newly loaded libraries."""
 
-GOVERNOR_TURN_S = 1.0
+LOADING_TURN_S = 0.05
+"""The same while a target is loading: at its start, and for `LOADING_S` after each new library."""
+
+LOADING_S = 1.0
+
+GOVERNOR_TURN_S = 0.5
 
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
+
+_FIRST = frozenset({Group.MARKER})
 
 GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls are."
 
@@ -65,6 +74,7 @@ class Profiler:
         self.costs = ProbeCosts()
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
+        self._loaded_ns = 0  # when a target last loaded something
         self._by_group: dict[str, int] = {}
         self._shed_groups: set[Group] = set()
         self._definitions: list[Definition] = []
@@ -125,26 +135,27 @@ class Profiler:
 
         compiler = threading.Thread(target=compile_programs, name="bpf-compiler")
         compiler.start()
-        plans: list[tuple[Target, Plan]] = []
+        plans: list[tuple[Target, list[Plan]]] = []
         try:
             for process in processes:
                 target = self._targets[process.pid] = Target(process, MapsWatcher(process.pid), open_pidfd(process))
-                target.planner = Planner(process.pid, self.options.libraries, markers=self.options.markers)
-                plans.append((target, target.planner.plan(target.watcher.poll() or [])))
+                self._plan_for(target)
+                plans.append((target, target.plan(target.watcher.poll() or [])))
         finally:
             compiler.join()
         if failure:
             raise failure[0]
         start_ns = monotonic_ns()
         self._started = Matcher(start_ns, thread_name=thread_name)
-        for target, plan in plans:
+        for target, planned in plans:
             target.start_ns = start_ns
-            self._start_target(target, plan)
+            self._start_target(target, planned)
         if not self._armed:
             raise UnsupportedError(
                 "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
             )
+        self._loaded_ns = start_ns
         self.info = self._session_info(start_ns)
 
     def run(self, stop: threading.Event) -> SessionEnd:
@@ -162,8 +173,9 @@ class Profiler:
                 reason = "duration"
                 break
             if now >= next_maps:
-                next_maps = now + int(MAPS_TURN_S * 1e9)
                 self._look_at_targets(now)
+                loading = now - self._loaded_ns < LOADING_S * 1e9
+                next_maps = now + int((LOADING_TURN_S if loading else MAPS_TURN_S) * 1e9)
                 if all(target.end_ns is not None for target in self._targets.values()):
                     reason = "exited"
                     break
@@ -172,7 +184,7 @@ class Profiler:
                 self._govern(now)
             self._turn(now - SETTLE_NS)
             if self._engine.pending_events() < BUSY_EVENTS:
-                stop.wait(TURN_S)
+                stop.wait(min(TURN_S, max(0, next_maps - monotonic_ns()) / 1e9))
         end_ns = self._drain(reason)
         end = SessionEnd(ended_at=_rfc3339(), end_ns=end_ns, reason=reason)
         for sink in self.sinks:
@@ -191,6 +203,13 @@ class Profiler:
 
     # Attaching
 
+    def _plan_for(self, target: Target) -> None:
+        """Give a target its planners: markers come first, since they are quickly found and what all figures hang on."""
+        target.planners = tuple(
+            Planner(target.pid, self.options.libraries, markers=self.options.markers, groups=groups)
+            for groups in (_FIRST, ALL_GROUPS - _FIRST)
+        )
+
     def _choose_method(self) -> str:
         available = attach_methods(kernel_version())
         wanted = self.options.attach_method
@@ -208,27 +227,46 @@ class Profiler:
             )
         return available[0]
 
-    def _start_target(self, target: Target, plan: Plan) -> None:
+    def _start_target(self, target: Target, plans: list[Plan]) -> None:
         engine, matcher = self._engine, self._matcher
         process = target.process
         matcher.add_process(target.info())
-        follows_gil = process.allows_return_probes and any(probe.group == Group.GIL for probe in plan.targets)
+        groups = {probe.group for plan in plans for probe in plan.targets}
+        follows_gil = process.allows_return_probes and Group.GIL in groups
         engine.add_target(target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil)
-        self._seed(target)
-        self._attach(target, plan)
+        self._seed(target, target.start_ns)
+        for plan in plans:
+            self._attach(target, plan)
+        if Group.MARKER not in groups:
+            self._expect_markers(target)
 
-    def _seed(self, target: Target) -> None:
+    def _expect_markers(self, target: Target) -> None:
+        """Probe the marker library that comes with this profiler before a target has loaded it.
+
+        The kernel sets the probes the moment the file is mapped, so that not even the first annotation is missed.
+        """
+        path = marker_library()
+        try:
+            status = path.stat()
+        except OSError:
+            return
+        key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+        expected = MappedObject(key, str(path), deleted=False, segments=())
+        self._attach(target, target.planners[0].plan([expected]), expected=True)
+
+    def _seed(self, target: Target, time_ns: int) -> None:
         """Tell programs and matcher of the operations that are open already."""
         seeded = set()
         for stack in read_thread_stacks(target.pid, target.watcher.objects.values()):
             self._engine.add_marker_record(stack.tid, stack.record_address)
             if stack.depth:
-                self._matcher.seed_thread(target.pid, stack.tid, stack.names, target.start_ns, None)
+                self._matcher.seed_thread(target.pid, stack.tid, stack.names, time_ns, None)
                 seeded.add(stack.tid)
         if target.pid not in seeded:
-            self._matcher.seed_thread(target.pid, target.pid, [], target.start_ns, None)
+            self._matcher.seed_thread(target.pid, target.pid, [], time_ns, None)
 
-    def _attach(self, target: Target, plan: Plan) -> None:
+    def _attach(self, target: Target, plan: Plan, *, expected: bool = False) -> None:
+        """Attach what is planned; of files that are only `expected` nothing is counted before they are mapped."""
         self.notices.extend(plan.notes)
         allow_returns = target.process.allows_return_probes
         planned = [
@@ -244,10 +282,17 @@ class Profiler:
         names = {first + index: operation for index, (_, operation) in enumerate(planned) if operation}
         if names:
             self._matcher.add_texts(_texts(names))
-        probes = self._engine.attach(target.pid, [site for site, _ in planned])
+        sites = [site for site, _ in planned]
+        probes = self._engine.attach(target.pid, sites)
+        self._definitions.extend(probes)
+        if expected:
+            target.expected = list(zip(sites, probes, strict=True))
+        else:
+            self._count(probes)
+
+    def _count(self, probes: Sequence[ProbeInfo]) -> None:
         self._attached += len(probes)
         self._armed += sum(probe.armed for probe in probes)
-        self._definitions.extend(probes)
         for probe in probes:
             self._by_group[probe.group] = self._by_group.get(probe.group, 0) + 1
 
@@ -268,12 +313,14 @@ class Profiler:
 
     # Turns
 
-    def _turn(self, now_ns: int) -> None:
-        """Take what is in the rings, match it, hand it out."""
+    def _turn(self, now_ns: int, end_ns: int | None = None) -> None:
+        """Take what is in the rings, match it, hand it out. What happened after `end_ns` is left out."""
         events = self._engine.read_events()
         self._received += len(events)
+        if end_ns is not None:
+            events = events[events["time_ns"] <= end_ns]
         self._take_texts(self._engine.read_texts())
-        if len(events) == MAX_READ:
+        if len(events) == MAX_READ and end_ns is None:
             # More is waiting: time is handed out only as far as it has been read.
             now_ns = min(now_ns, int(events["time_ns"].max()) - SETTLE_NS)
         self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
@@ -337,8 +384,27 @@ class Profiler:
                 target.end_ns = now_ns
                 self._matcher.update_process(target.info())
                 continue
-            if new or target.planner.incomplete:
-                self._attach(target, target.planner.plan(new))
+            if new:
+                self._loaded_ns = now_ns
+            self._check_expected(target, new)
+            for planner in target.planners:
+                if new or planner.incomplete:
+                    plan = planner.plan(new)
+                    if any(probe.group == Group.MARKER for probe in plan.targets):
+                        self._seed(target, monotonic_ns())
+                    self._attach(target, plan)
+
+    def _check_expected(self, target: Target, new: Sequence[MappedObject]) -> None:
+        """Count the probes on an expected file once it is mapped."""
+        for mapped in new:
+            came = [(site, probe) for site, probe in target.expected if mapped.path == site.library]
+            if came:
+                target.expected.clear()
+                placed = [replace(site, address=mapped.address(site.offset) or 0) for site, _ in came]
+                armed = armed_sites(target.pid, placed)
+                probes = [replace(probe, armed=bool(up)) for (_, probe), up in zip(came, armed, strict=True)]
+                self._definitions.extend(probes)
+                self._count(probes)
 
     def _govern(self, now_ns: int) -> None:
         spent = self.costs.spent_by_group_ns(self._engine.counters())
@@ -356,11 +422,12 @@ class Profiler:
 
     def _drain(self, reason: str) -> int:
         """Detach, read what is left, close what is open. Returns the end of the session."""
+        # Detaching takes a while, and probes go one after the other: the session ends before the first of them does.
         end_ns = monotonic_ns()
         self._engine.detach()
         while self._engine.pending_events():
             before = self._received
-            self._turn(end_ns - SETTLE_NS)
+            self._turn(end_ns - SETTLE_NS, end_ns)
             if self._received == before:  # a program was stopped in the middle of a record: nothing more comes
                 break
         ends = [target.end_ns for target in self._targets.values()]

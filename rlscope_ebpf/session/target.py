@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlscope_ebpf.capture.maps import MapsWatcher
-from rlscope_ebpf.capture.plan import Planner
+from rlscope_ebpf.capture.engine import ProbeSite
+from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
+from rlscope_ebpf.capture.plan import Plan, Planner
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.process import TargetProcess
 from rlscope_ebpf.model.events import TEXT_MAX
-from rlscope_ebpf.model.tables import ProcessInfo
+from rlscope_ebpf.model.tables import ProbeInfo, ProcessInfo
 
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
 
@@ -23,7 +25,8 @@ class Target:
     process: TargetProcess
     watcher: MapsWatcher
     pidfd: int
-    planner: Planner = field(init=False)
+    planners: tuple[Planner, ...] = ()
+    expected: list[tuple[ProbeSite, ProbeInfo]] = field(default_factory=list)  # probed before the file is mapped
     start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0
     end_ns: int | None = None
@@ -44,6 +47,10 @@ class Target:
             end_ns=self.end_ns,
             is_python=self.process.is_python,
         )
+
+    def plan(self, objects: Sequence[MappedObject]) -> list[Plan]:
+        """One plan of each planner, for newly mapped objects."""
+        return [planner.plan(objects) for planner in self.planners]
 
     def cpu_time_ns(self) -> int:
         """CPU time of all its threads so far; the last known one once it is gone."""
