@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.categories import Opened, ThreadState
+from rlscope_ebpf.model.categories import Category, Opened, ThreadState
 from rlscope_ebpf.model.events import EventFlag, EventKind
 from rlscope_ebpf.model.tables import INTERVAL_DTYPE
 from rlscope_ebpf.session.operations import OperationStep, Runs
@@ -81,7 +81,7 @@ def make_rows(stream: Stream, runs: Runs, carried: NDArray[np.void], step: Opera
     table["hits"] = np.add.reduceat(_hits(stream, continued), at)
     table["category"] = category[at]
     table["opened"] = opened[at]
-    table["origin"] = np.where(opened[at] == Opened.CONTINUED, category[at], stream.origin[at])
+    table["origin"] = np.where(opened[at] == Opened.CONTINUED, category[at], _callers(stream)[at])
     table["state"] = state[at]
     end_ns = np.append(start_ns[1:], 0)
     end_ns[np.append(first[1:], len(at)) - 1] = runs.end_ns
@@ -158,6 +158,13 @@ def _followed_categories(stream: Stream) -> tuple[NDArray[np.uint8], int]:
     category = stream.category.copy()
     category[at] = stream.origin[at + 1]
     return category, int(np.count_nonzero(stream.flags[at + 1] & EventFlag.FIRST == 0))
+
+
+def _callers(stream: Stream) -> NDArray[np.uint8]:
+    """Category before each event; a call that released the interpreter on its way is still Python's call."""
+    released = (stream.flags & EventFlag.PYTHON != 0) & (stream.kind == EventKind.CALL)
+    released &= stream.origin == Category.OTHER
+    return np.where(released, np.uint8(Category.PYTHON), stream.origin)
 
 
 def _hits(stream: Stream, continued: Ints) -> Ints:

@@ -39,6 +39,9 @@ class Matcher:
     begin. An interval opened by the scheduler, by another thread's phase change or as a further slice keeps the site
     of the interval before it, so that a long call can be summed up by site.
 
+    A call's `origin` is who made it: Python also where the call released the interpreter on its way, although the time
+    before it is then `Category.OTHER`.
+
     Intervals without duration are dropped and their hits go to the thread's next interval; those opened by a call stay,
     so that calls can be counted. If an event's `origin` contradicts what its thread was thought to do (events
     were lost), the time since the thread's previous event gets that origin, and it counts as healed. (Calls that the

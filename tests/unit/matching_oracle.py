@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlscope_ebpf.model.categories import ThreadState
+from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.events import EventFlag, EventKind
 from rlscope_ebpf.model.tables import Batch, PathInfo, SpanFlag, StringInfo, ThreadInfo
 
@@ -151,7 +151,10 @@ class Oracle:
         if kind == EventKind.OFF_CPU:
             thread.state = ThreadState.BLOCKED if arg else ThreadState.RUNNABLE
         elif kind == EventKind.CALL:
-            thread.calls[time, thread.path, int(event["origin"]), thread.category, int(event["site"])] += 1
+            caller = int(event["origin"])
+            if caller == Category.OTHER and event["flags"] & EventFlag.PYTHON:
+                caller = int(Category.PYTHON)
+            thread.calls[time, thread.path, caller, thread.category, int(event["site"])] += 1
         elif kind == EventKind.OP_BEGIN:
             thread.had_operations = True
             thread.stack.append((self.names[arg], time, self._phase(pid), 0))

@@ -121,6 +121,7 @@ def make_stream(steps: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[int, ...]]
             category[thread] = choice % len(Category)
             arg += (choice % 2) << 32
             flags = EventFlag.HEALED if kind == KIND.RETURN and choice == 7 else 0
+            flags |= EventFlag.PYTHON if kind == KIND.CALL and choice % 3 == 2 else 0
         elif kind in (KIND.OP_BEGIN, KIND.PHASE, KIND.METADATA):
             arg, site = A + choice % len(NAMES), A + choice % 3
         elif kind == KIND.OP_END:
@@ -524,6 +525,20 @@ def test_calls_at_one_moment_are_all_counted() -> None:
         found = collect(matcher, events[cut:], 1100, first)
         assert sum(found.calls(1).values()) == 5
         assert found.hits(1) == 10
+
+
+def test_a_call_that_released_the_interpreter_on_its_way_is_pythons() -> None:
+    events = [
+        event(1100, KIND.GIL_RELEASE, category=OTHER, origin=PYTHON),
+        call(1200, OTHER, BACKEND, flags=EventFlag.PYTHON),
+        back(1300, BACKEND, OTHER),
+        call(1400, OTHER, SIMULATOR),
+    ]
+    found = collect(new_matcher(), events, 1500)
+    assert [call[2:4] for call in sorted(found.calls(1))] == [(PYTHON, BACKEND), (OTHER, SIMULATOR)]
+    # Only who called is Python's: the time before the call is not.
+    assert found.tiles(1)[0][4] == OTHER
+    assert found.losses.healed == 0
 
 
 def test_silent_hits_are_charged_to_the_interval_before() -> None:
