@@ -132,7 +132,7 @@ class ProfilerApp(App[None]):
     #lower { height: 1fr; min-height: 12; }
     #operations { height: auto; min-height: 10; max-height: 65%; }
     #right { width: 1fr; height: 1fr; }
-    #calls { height: 2fr; }
+    #calls { height: auto; min-height: 6; max-height: 65%; }
     #processes { height: 1fr; min-height: 6; }
     .dashboard Table { border: round $foreground 25%; border-title-color: $foreground 70%; padding: 0; }
     .dashboard Table:focus { border: round $accent; border-title-color: $accent; }

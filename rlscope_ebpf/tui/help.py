@@ -16,6 +16,7 @@ from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.tui.bars import FILLS
 from rlscope_ebpf.tui.spans import Line, Span
 from rlscope_ebpf.tui.table import Lines
+from rlscope_ebpf.tui.texts import gpu_sentence
 
 _CATEGORIES = {
     Category.PYTHON: "the interpreter runs, also when native code calls back into Python",
@@ -113,7 +114,9 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
     lines: list[Line] = [[Span("What the profiler had to say", "heading")]]
     notices = snapshot.notices if snapshot else ()
     lines += [[Span("  ! ", "warning"), Span(fmt.printable(text), "text")] for text in notices]
-    if not notices:
+    if snapshot:
+        lines.append([Span("  - ", "dim"), Span(gpu_sentence(snapshot.info) + ".", "text")])
+    elif not notices:
         lines.append([Span("  nothing", "dim")])
     lines += [[], [Span("What is missing or was mended", "heading")]]
     totals = snapshot.losses.as_dict() if snapshot else {}

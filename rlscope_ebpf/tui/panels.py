@@ -251,12 +251,12 @@ class ProcessesPanel(FiguresPanel):
         lines = process_lines(snapshot, view)
         columns = [
             Column("pid", "PID", 9),
-            Column("name", "PROCESS", 14, right=False, grow=2, limit=32),
+            Column("name", "PROCESS", 12, right=False, grow=2, limit=32),
             Column("state", "STATE", 7, right=False),
-            Column("threads", "THREADS", 7, drop=2),
-            Column("phase", "PHASE", 10, right=False, grow=1, limit=24),
-            Column("step", "STEP", 12, grow=1, limit=22),
-            Column("done", "DONE", 7, drop=3),
+            Column("threads", "THREADS", 7, drop=3),
+            Column("phase", "PHASE", 10, right=False, drop=1, grow=1, limit=24),
+            Column("step", "STEP", 11, grow=1, limit=22),
+            Column("done", "DONE", 7, drop=4),
             Column("wall", "TIME", 8),
             Column("command", "COMMAND", 20, right=False, drop=OPTIONAL, grow=3),
         ]

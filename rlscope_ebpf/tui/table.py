@@ -135,6 +135,7 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
         self._mark = ""
         self._rows: Sequence[Row] = ()
         self._cursor: Hashable = None
+        self._moved = False  # nobody chose a row yet: the selection stays at the top
         self._layout: tuple[int, list[tuple[Column, int]]] | None = None
 
     @property
@@ -148,11 +149,14 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
         return self._cursor
 
     def show(self, columns: Sequence[Column], rows: Sequence[Row], *, sorted_by: str = "", mark: str = "") -> None:
-        """Replace the contents; the selection stays on its row. `mark` stands beside the title of `sorted_by`."""
+        """Replace the contents; a selection that was made stays on its row.
+
+        `mark` stands beside the title of the column `sorted_by`.
+        """
         self._columns, self._rows, self._sorted, self._mark = columns, rows, sorted_by, mark
         self._layout = None
         keys = [row.key for row in rows if row.key is not None]
-        if self._cursor not in keys:
+        if not self._moved or self._cursor not in keys:
             self._cursor = keys[0] if keys else None
         self.virtual_size = Size(self.scrollable_content_region.width, len(rows) + 1)
         self.refresh()
@@ -215,6 +219,7 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
         now = next((n for n, index in enumerate(places) if self._rows[index].key == self._cursor), 0)
         target = places[max(0, min(len(places) - 1, now + steps))]
         if self._rows[target].key != self._cursor:
+            self._moved = True
             self._cursor = self._rows[target].key
             self.post_message(self.Selected(self))
         self._reveal(target)
@@ -258,6 +263,7 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
             if self._rows[index].key == self._cursor:
                 self.action_choose()
                 return
+            self._moved = True
             self._cursor = self._rows[index].key
             self.post_message(self.Selected(self))
             self.refresh()

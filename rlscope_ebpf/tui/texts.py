@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.tui.bars import FILLS, meter
 from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, calibrated
 from rlscope_ebpf.tui.source import ReplayState
@@ -55,7 +56,9 @@ def header(
         who.append(Span(f"  and {fmt.plural(others, 'more process', 'more processes')}", "dim"))
     lines = [_spread(who, clock, width)]
     if process is not None and process.command:
-        lines.append([Span(cut(fmt.printable(" ".join(process.command)), width), "dim")])
+        # The interpreter's folder would push what matters out of sight; the processes panel has it.
+        command = " ".join([process.command[0].rpartition("/")[2], *process.command[1:]])
+        lines.append([Span(cut(fmt.printable(command), width), "dim")])
     lines += flow([*_progress(process), *_trust(snapshot)], width, _DOT)
     missing = fmt.losses(snapshot.losses)
     if missing:
@@ -98,11 +101,16 @@ def _trust(snapshot: Snapshot) -> list[Line]:
     how = "calibrated" if calibrated(snapshot) else "not calibrated"
     overhead = fmt.percent(snapshot.overhead_fraction)
     items.append([Span("overhead ", "dim"), Span(overhead, "text"), Span(f" ({how})", "dim")])
+    items.append([Span(gpu_sentence(info), "dim")])
+    return items
+
+
+def gpu_sentence(info: SessionInfo) -> str:
+    """Where GPU times come from, or why there are none; without a full stop."""
     sentence = GPU_SENTENCES.get(info.gpu, f"GPU: {info.gpu}")
     if info.gpu_reason:
         sentence += f": {info.gpu_reason.rstrip('.')}"
-    items.append([Span(fmt.printable(sentence), "dim")])
-    return items
+    return fmt.printable(sentence)
 
 
 def _spread(left: Line, right: Line, width: int) -> Line:
