@@ -30,6 +30,12 @@ LARGE = (160, 48)
 QUICK_S = 0.02
 
 
+@pytest.fixture(autouse=True)
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures are coloured, whatever the terminal that runs the tests prefers."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
 @asynccontextmanager
 async def shown(
     source: fakes.FakeSource, size: tuple[int, int] = SMALL, *, exit_when_finished: bool = False
