@@ -21,12 +21,13 @@ from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.engine import MAX_READ, Engine, armed_sites
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
-from rlscope_ebpf.capture.markers_layout import read_thread_stacks
+from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.capture.process import inspect, open_pidfd
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
-from rlscope_ebpf.model.events import OPEN_OPS_MAX, TEXT_DTYPE, TEXT_MAX, TextKind
+from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
 from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses, ProbeInfo
 from rlscope_ebpf.paths import marker_library
@@ -34,7 +35,8 @@ from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.options import CaptureOptions
-from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, thread_name
+from rlscope_ebpf.session.seeds import process_records, text_records
+from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, sleeps, thread_name
 
 TURN_S = 0.1
 """Between two looks at the ring, when little is in it."""
@@ -74,6 +76,7 @@ class Profiler:
         self.costs = ProbeCosts()
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
+        self._early: list[Batch] = []  # what was matched while attaching
         self._loaded_ns = 0  # when a target last loaded something
         self._by_group: dict[str, int] = {}
         self._shed_groups: set[Group] = set()
@@ -245,25 +248,33 @@ class Profiler:
 
         The kernel sets the probes the moment the file is mapped, so that not even the first annotation is missed.
         """
-        path = marker_library()
         try:
+            path = marker_library()
             status = path.stat()
-        except OSError:
+        except (UnsupportedError, OSError):
             return
         key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
         expected = MappedObject(key, str(path), deleted=False, segments=())
         self._attach(target, target.planners[0].plan([expected]), expected=True)
 
     def _seed(self, target: Target, time_ns: int) -> None:
-        """Tell programs and matcher of the operations that are open already."""
-        seeded = set()
-        for stack in read_thread_stacks(target.pid, target.watcher.objects.values()):
+        """Tell programs and matcher what the target has said before: phase, metadata, open operations."""
+        objects = target.watcher.objects.values()
+        said = read_process_markers(target.pid, objects)
+        if said is not None:
+            idle = sleeps(target.pid, target.pid) or not target.process.is_python
+            texts, events = process_records(said, target.pid, time_ns, Category.OTHER if idle else Category.PYTHON)
+            self._matcher.add_texts(texts)
+            # Now, so that the operations seeded below begin in this phase.
+            self._early.append(self._matcher.process(events, time_ns))
+        stacks = {stack.tid: stack for stack in read_thread_stacks(target.pid, objects)}
+        for stack in stacks.values():
             self._engine.add_marker_record(stack.tid, stack.record_address)
-            if stack.depth:
-                self._matcher.seed_thread(target.pid, stack.tid, stack.names, time_ns, None)
-                seeded.add(stack.tid)
-        if target.pid not in seeded:
-            self._matcher.seed_thread(target.pid, target.pid, [], time_ns, None)
+        for tid in {target.pid, *(tid for tid, stack in stacks.items() if stack.depth)}:
+            names = stacks[tid].names if tid in stacks else ()
+            # Who sleeps does not run Python, whatever it waits for.
+            category = Category.OTHER if sleeps(target.pid, tid) else None
+            self._matcher.seed_thread(target.pid, tid, names, time_ns, category)
 
     def _attach(self, target: Target, plan: Plan, *, expected: bool = False) -> None:
         """Attach what is planned; of files that are only `expected` nothing is counted before they are mapped."""
@@ -279,9 +290,9 @@ class Profiler:
             return
         # Operations by --marker carry the probe's id where others carry the hash of a name.
         first = self._engine.next_probe
-        names = {first + index: operation for index, (_, operation) in enumerate(planned) if operation}
+        names = [(first + index, TextKind.NAME, operation) for index, (_, operation) in enumerate(planned) if operation]
         if names:
-            self._matcher.add_texts(_texts(names))
+            self._matcher.add_texts(text_records(names))
         sites = [site for site, _ in planned]
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
@@ -323,6 +334,9 @@ class Profiler:
         if len(events) == MAX_READ and end_ns is None:
             # More is waiting: time is handed out only as far as it has been read.
             now_ns = min(now_ns, int(events["time_ns"].max()) - SETTLE_NS)
+        for batch in self._early:
+            self._hand_out(batch)
+        self._early.clear()
         self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
 
     def _take_texts(self, texts: NDArray[np.void]) -> None:
@@ -391,7 +405,7 @@ class Profiler:
                 if new or planner.incomplete:
                     plan = planner.plan(new)
                     if any(probe.group == Group.MARKER for probe in plan.targets):
-                        self._seed(target, monotonic_ns())
+                        self._seed(target, monotonic_ns() - SETTLE_NS)
                     self._attach(target, plan)
 
     def _check_expected(self, target: Target, new: Sequence[MappedObject]) -> None:
@@ -441,20 +455,9 @@ class Profiler:
         return end_ns
 
 
-def _texts(names: dict[int, str]) -> NDArray[np.void]:
-    """Names by key, as if the programs had sent them."""
-    texts = np.zeros(len(names), TEXT_DTYPE)
-    for index, (key, name) in enumerate(names.items()):
-        data = name.encode()[: TEXT_MAX - 1]
-        texts[index]["key"], texts[index]["kind"], texts[index]["length"] = key, TextKind.NAME, len(data)
-        texts[index]["text"] = data
-    return texts
-
-
 def _rfc3339() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _realtime_offset_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_REALTIME) - monotonic_ns()
-

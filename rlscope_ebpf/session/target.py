@@ -72,6 +72,15 @@ def thread_name(pid: int, tid: int) -> str:
         return str(tid)
 
 
+def sleeps(pid: int, tid: int) -> bool:
+    """Whether a thread waits for something rather than runs or could run."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"S", b"D")
+    except (OSError, IndexError):
+        return False
+
+
 def read_names(pid: int, addresses: list[int]) -> list[str]:
     """Names at addresses in a process; unreadable ones are empty."""
     with ProcessMemory(pid) as memory:
