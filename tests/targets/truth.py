@@ -3,7 +3,8 @@
     python truth.py [--scenario NAME …] [--seconds S] [--rate CALLS_PER_S]
 
 Protocol: prints `READY pid` and waits for a line on stdin, so that a profiler can attach; works; prints `TRUTH json`;
-exits with status 0. With `--linger` it waits for another line (or the end of stdin) before it exits.
+exits with status 0. With `--linger` it waits for another line (or the end of stdin) before it exits. `--timeline FILE`
+writes what every thread noted down, entry by entry, to see where a figure comes from.
 
 The truth, schema "rlscope-ebpf.truth/1" (compare.py reads it): `operations` lists every operation path with its phase
 (null: any), count, self wall time and categories in ns, and transitions. Transitions are calls: `python_to_simulator`
@@ -94,6 +95,8 @@ def row(path: tuple[str, ...], phase: str | None, sums: Sums) -> dict[str, Any]:
         exact = {"wall": False, "count": False, "categories": LIBRARY_CATEGORIES}
     elif path == (OPEN_BEFORE,):  # before the profiler came, and until it noticed the thread, who knows
         exact = {"wall": False, "count": False, "categories": [*LIBRARY_CATEGORIES, CATEGORIES[PYTHON]]}
+    elif path == (truth_scenarios.TIMING,):
+        exact = {"wall": False, "count": True, "categories": []}
     elif path == (OPEN_AT_END,):
         exact = {"wall": False, "count": False, "categories": LIBRARY_CATEGORIES}
     return {
@@ -173,6 +176,15 @@ class Program:
                 work.python()
                 simulate(work.stretch())
 
+    def _write_timeline(self) -> None:
+        """Per thread id its entries: time in ns, kind, value."""
+        if self.options.timeline is None:
+            return
+        native = self.natives.stamps()
+        logs = {recorder.tid: recorder for recorder in self.recorders}
+        entries = {tid: list(merged(logs.get(tid), native.get(tid, []))) for tid in {*logs, *native}}
+        self.options.timeline.write_text(json.dumps(entries))
+
     def truth(self) -> dict[str, Any]:
         """The sums, once all threads have ended."""
         until = monotonic_ns()
@@ -190,6 +202,7 @@ class Program:
             parts.append(part)
             threads.append({"tid": tid, "name": "native", "operations": rows([part])})
         clock = self.natives.clock
+        self._write_timeline()
         return {
             "schema": "rlscope-ebpf.truth/1",
             "pid": os.getpid(),
@@ -222,6 +235,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         help="sys.setswitchinterval: long enough that the lock changes hands only where a thread releases it, so that "
         "waiting for it is never part of what this program takes for Python time",
     )
+    parser.add_argument("--timeline", type=Path, help="file for every entry of every thread, as JSON")
     parser.add_argument("--linger", action="store_true", help="wait for a second line before exiting")
     parsed = parser.parse_args(arguments)
     parsed.scenario = parsed.scenario or names

@@ -63,13 +63,13 @@ class Recorder:
         """A context manager: the marker and its stamps."""
         return Operation(self.entries, name)
 
-    def begun(self, name: str, before: int, after: int) -> None:
-        """An operation's marker was called between the two times."""
-        self.entries.append(((before + after) >> 1, Note.BEGIN, name))
+    def begun(self, name: str, time: int) -> None:
+        """An operation that somebody else marks began."""
+        self.entries.append((time, Note.BEGIN, name))
 
-    def ended(self, before: int, after: int) -> None:
-        """The innermost operation's end marker was called between the two times."""
-        self.entries.append(((before + after) >> 1, Note.END, None))
+    def ended(self, time: int) -> None:
+        """The innermost operation, which somebody else marks, ended."""
+        self.entries.append((time, Note.END, None))
 
     def elsewhere(self, start: int, end: int) -> None:
         """The thread slept, or waited without the interpreter lock, from start to end."""
@@ -89,9 +89,9 @@ class Recorder:
 
 
 class Operation:
-    """`rls.operation` between two pairs of stamps."""
+    """`rls.operation` between two pairs of stamps. `begin_ns`, `end_ns`: what the latest calls of its markers took."""
 
-    __slots__ = ("_entries", "_marker", "_name")
+    __slots__ = ("_entries", "_marker", "_name", "begin_ns", "end_ns")
 
     def __init__(self, entries: list[Entry], name: str) -> None:
         self._entries = entries
@@ -102,6 +102,7 @@ class Operation:
         before = monotonic_ns()
         self._marker.__enter__()
         after = monotonic_ns()
+        self.begin_ns = after - before
         self._entries.append(((before + after) >> 1, Note.BEGIN, self._name))
 
     def __exit__(
@@ -110,6 +111,7 @@ class Operation:
         before = monotonic_ns()
         self._marker.__exit__(kind, value, traceback)
         after = monotonic_ns()
+        self.end_ns = after - before
         self._entries.append(((before + after) >> 1, Note.END, None))
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from ctypes import c_void_p, cast
 from dataclasses import dataclass, field
 from math import exp, log
+from statistics import median
 from time import monotonic_ns
 from typing import Any
 
@@ -32,6 +33,8 @@ DEFAULT_RATE = 1e9 / (MEAN_NS * (1 + PYTHON_SHARE))
 
 PYTHON_THREADS = 8
 NATIVE_THREADS = 3
+TIMING = "timing"  # an operation that holds nothing but its markers
+TIMED_MARKERS = 101
 NATIVE_CALLS = 16  # of each native thread and library, at the default rate
 
 
@@ -74,7 +77,7 @@ class Work:
         self.recorder.elsewhere(start, monotonic_ns())
 
     def released(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which runs without the interpreter lock, with what it takes to give up the lock and to get it back noted."""
+        """The function, which runs without the interpreter lock; giving it up and getting it back is noted as well."""
         releasing, waited = self.recorder.releasing, self.recorder.waited
 
         def call(*arguments: Any) -> Any:
@@ -478,29 +481,39 @@ def nesting(work: Work) -> None:
         rls.progress(number)
 
 
+def _half_marker_ns(recorder: Recorder) -> tuple[int, int]:
+    """Half of what a call of the begin (end) marker takes at the moment: the median of some."""
+    operation = recorder.operation(TIMING)
+    calls = []
+    for _ in range(TIMED_MARKERS):
+        with operation:
+            pass
+        calls.append((operation.begin_ns, operation.end_ns))
+    begins, ends = zip(*calls, strict=True)
+    return int(median(begins)) >> 1, int(median(ends)) >> 1
+
+
 @dataclass
 class _Turn:
-    """The stamps around one turn of a decorated function: its markers are called between them."""
+    """The stamps around one turn of a decorated function.
+
+    Its markers are called by the decorator, between which and the stamps of whoever takes the turn lies the decorator's
+    own work. So the stamps next to the markers are those inside the function; half a marker's price, as plain
+    operations pay it, lies between.
+    """
 
     recorder: Recorder
     name: str
-    before: int = 0
-    finished: int = 0
+    half_begin_ns: int
+    half_end_ns: int
 
     def begun(self) -> None:
         """The function's first act in this turn."""
-        self.recorder.begun(self.name, self.before, monotonic_ns())
+        self.recorder.begun(self.name, monotonic_ns() - self.half_begin_ns)
 
     def finish(self) -> None:
         """Its last act in this turn."""
-        self.finished = monotonic_ns()
-
-    def take(self, step: Callable[[], object]) -> None:
-        """Runs one turn."""
-        self.before = monotonic_ns()
-        with suppress(StopIteration):
-            step()
-        self.recorder.ended(self.finished, monotonic_ns())
+        self.recorder.ended(monotonic_ns() + self.half_end_ns)
 
 
 @scenario
@@ -512,7 +525,8 @@ def decorated(work: Work) -> None:
     """
     recorder = work.recorder
     simulate, infer = work.ctypes_spins()
-    call, awaited, yielded = (_Turn(recorder, name) for name in ("function", "coroutine", "generator"))
+    halves = _half_marker_ns(recorder)
+    call, awaited, yielded = (_Turn(recorder, name, *halves) for name in ("function", "coroutine", "generator"))
 
     @rls.operation("function")
     def function() -> None:
@@ -554,15 +568,17 @@ def decorated(work: Work) -> None:
 
     for _ in work.rounds():
         with recorder.operation("decorated"):
-            call.take(function)
+            function()
             running = coroutine()
-            awaited.take(lambda: running.send(None))  # noqa: B023 - called at once
+            running.send(None)
             work.sleep()
-            awaited.take(lambda: running.send(None))  # noqa: B023
+            with suppress(StopIteration):
+                running.send(None)
             turns = generator()
-            yielded.take(lambda: next(turns))  # noqa: B023
+            next(turns)
             simulate(work.stretch())
-            yielded.take(lambda: next(turns))  # noqa: B023
+            with suppress(StopIteration):
+                next(turns)
         for _ in plain():
             simulate(work.stretch())
 

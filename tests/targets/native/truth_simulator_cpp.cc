@@ -23,7 +23,12 @@ extern "C" void sim_passes_exception(int64_t ns)
 
 namespace truth {
 
-Simulator::Simulator(int64_t unit_ns) : unit_ns_(unit_ns) {}
+Simulator::Simulator(int64_t unit_ns)
+{
+    truth_enter(TRUTH_SIMULATOR);
+    unit_ns_ = unit_ns;
+    truth_leave();
+}
 
 Simulator::~Simulator() = default;
 

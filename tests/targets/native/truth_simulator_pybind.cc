@@ -41,6 +41,12 @@ void diverge(int64_t ns)
 
 class World {
 public:
+    World() // constructing is a call into the library, too
+    {
+        truth_enter(TRUTH_SIMULATOR);
+        truth_leave();
+    }
+
     int64_t step(int64_t ns)
     {
         spin(ns);
