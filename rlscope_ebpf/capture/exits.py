@@ -22,6 +22,7 @@ _THROW_FUNCTIONS: Final = 64
 _TABLE_WINDOW: Final = 12  # instructions between a switch's table load and its jump
 
 _RIP_SLOT = re.compile(r"qword ptr \[rip ([+-]) (0x[0-9a-f]+|\d+)\]")
+_IMMEDIATE = re.compile(r"0x[0-9a-f]+|\d+")  # capstone writes numbers below 10 in decimal
 _SCALED = re.compile(r"\[.*\*[48].*\]")
 _STACK_STEP = re.compile(r"rsp, (0x[0-9a-f]+|\d+)$")
 _PREFIXES = ("bnd ", "notrack ", "rep ", "repz ", "repne ")
@@ -76,13 +77,13 @@ def scan(code: bytes, vaddr: int) -> CodeScan | None:
         if name in ("ret", "retf", "retq"):
             returns.append(address)
         elif name == "call":
-            if operands.startswith("0x"):
-                calls.add(int(operands, 16))
+            if _IMMEDIATE.fullmatch(operands):
+                calls.add(int(operands, 0))
             elif (slot := _slot(operands, address + size)) is not None:
                 slots.add(slot)
             else:
                 unknown = True
-        elif name == "jmp" and not operands.startswith("0x"):
+        elif name == "jmp" and not _IMMEDIATE.fullmatch(operands):
             slot = _slot(operands, address + size)
             if slot is not None:
                 jumps.append(Jump(address, None, slot, conditional=False))
@@ -98,8 +99,8 @@ def scan(code: bytes, vaddr: int) -> CodeScan | None:
                 if depth == 0:
                     jumps.append(Jump(address, None, None, conditional=False))
                     unknown = True
-        elif operands.startswith("0x") and (first == "j" or name in ("loop", "loope", "loopne", "xbegin")):
-            target = int(operands, 16)
+        elif _IMMEDIATE.fullmatch(operands) and (first == "j" or name in ("loop", "loope", "loopne", "xbegin")):
+            target = int(operands, 0)
             if vaddr <= target < end:
                 if target not in boundaries:
                     return None  # data among the code, or overlapping instructions
@@ -297,8 +298,8 @@ def _depth_at(rows: list[Row], index: int) -> int | None:
             elif operands.startswith(("rsp,", "esp,")) and name not in ("cmp", "test"):
                 depth = -1
             if name.startswith("j"):
-                if operands.startswith("0x"):
-                    target = at.get(int(operands, 16))
+                if _IMMEDIATE.fullmatch(operands):
+                    target = at.get(int(operands, 0))
                     if target is not None:
                         pending.append((target, (depth, frame)))
                 if name == "jmp":

@@ -175,12 +175,13 @@ def _loops_to(code: bytes, offset: int) -> bool:
         return False
     if not _may_branch_into(code, offset):
         return False
-    end = 0
-    for address, size, mnemonic, operands in disassembler().disasm_lite(code, 0):
+    base = _PAGE  # addresses are then printed in hexadecimal; capstone writes small numbers in decimal
+    end = base
+    for address, size, mnemonic, operands in disassembler().disasm_lite(code, base):
         end = address + size
-        if operands[:2] == "0x" and mnemonic[0] in "jlx" and 0 < int(operands, 16) <= offset:
+        if operands[:2] == "0x" and mnemonic[0] in "jlx" and base < int(operands, 16) <= base + offset:
             return True
-    return end < len(code)  # what cannot be read may hide one
+    return end < base + len(code)  # what cannot be read may hide one
 
 
 def _may_branch_into(code: bytes, offset: int) -> bool:
