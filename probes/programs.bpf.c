@@ -75,6 +75,7 @@ static __always_inline int entered(struct pt_regs *ctx)
     /* Calls below this stack pointer are gone. Those at it: at a `ret` it is the returning call itself. A function that
      * catches calls __cxa_begin_catch at the stack pointer at which it called what threw. At an entry it is a tail call
      * or a new call after one whose return was lost, told apart by category: the same one goes on, another replaces it. */
+    int told = 0;
     if (t->depth) {
         u8 keep = category;
         if (action != RLS_ACT_CALL)
@@ -89,15 +90,17 @@ static __always_inline int entered(struct pt_regs *ctx)
         }
         drop_frames(t, tid, now, gone, keep);
         u8 flags = action == RLS_ACT_EXIT && t->dropped != t->dropped_healed ? 0 : RLS_F_HEALED;
-        if (t->dropped && current_category(t) != t->sent)
+        if (t->dropped && current_category(t) != t->sent) {
             send_change(t, tid, now, RLS_EV_RETURN, t->dropped_site, flags);
+            told = !(flags & RLS_F_HEALED);
+        }
     }
     u32 depth = t->depth;
     if (depth == 0 && (cookie & RLS_COOKIE_FROM_PYTHON))
         hold(t);
 
-    if (action == RLS_ACT_LONGJMP) {
-        t->silent++;
+    if (action == RLS_ACT_EXIT || action == RLS_ACT_CATCH || action == RLS_ACT_LONGJMP) {
+        t->silent += !told;
         return 1;
     }
     if (action >= RLS_ACT_OP_BEGIN) {

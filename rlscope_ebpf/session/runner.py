@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf import __version__
-from rlscope_ebpf.capture.cookie import Group
+from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.engine import MAX_READ, Engine, armed_sites
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
@@ -57,6 +57,8 @@ GOVERNOR_TURN_S = 0.5
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
 
+_ONLY_HEAL = (Action.CATCH, Action.LONGJMP)
+
 _FIRST = frozenset({Group.MARKER})
 
 GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls are."
@@ -77,6 +79,7 @@ class Profiler:
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
         self._early: list[Batch] = []  # what was matched while attaching
+        self._telling = False  # whether any probe tells something by itself
         self._loaded_ns = 0  # when a target last loaded something
         self._by_group: dict[str, int] = {}
         self._shed_groups: set[Group] = set()
@@ -153,7 +156,7 @@ class Profiler:
         for target, planned in plans:
             target.start_ns = start_ns
             self._start_target(target, planned)
-        if not self._armed:
+        if not self._telling:
             raise UnsupportedError(
                 "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
@@ -294,6 +297,7 @@ class Profiler:
         if names:
             self._matcher.add_texts(text_records(names))
         sites = [site for site, _ in planned]
+        self._telling |= any(site.action not in _ONLY_HEAL for site in sites) and not expected
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
         if expected:
