@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from typing import Any, Final
 
@@ -15,10 +16,8 @@ from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.model.categories import Category
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+# In the standard library from Python 3.11 on.
+tomllib: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 PYTHON_CALLS: Final = frozenset(
     {

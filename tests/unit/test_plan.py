@@ -1,0 +1,266 @@
+"""Plans for small processes with libraries of known content."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from native_samples import compile_library
+
+from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group
+from rlscope_ebpf.capture.maps import read_maps
+from rlscope_ebpf.capture.plan import NONE, RET_SITES, RETURN, Plan, Planner, ProbeTarget, plan_probes
+from rlscope_ebpf.model.categories import Category
+
+PLAIN = r"""
+typedef int callback(int);
+int step(int n) { return n + 1; }
+int call_back(callback *f, int n) { return f(n) + 1; }
+static int internal(int n) { return n * 2; }
+int (*pointer)(int) = internal;
+__attribute__((visibility("hidden"))) int hidden(int n) { return n; }
+"""
+
+THROWING = r"""
+#include <stdexcept>
+extern "C" {
+typedef int callback(int);
+int cpp_leaf(int n) { return n * 3; }
+int cpp_throws(int n) { if (n > 3) throw std::runtime_error("no"); return n; }
+__attribute__((noinline)) int cpp_calls(int n) { return cpp_throws(n) + 1; }
+int cpp_call_back(callback *f, int n) { return f(n) + 1; }
+}
+"""
+
+USER = "int step(int); int use(int n) { return step(n) + 1; }"
+
+TARGET = """
+import ctypes, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    ctypes.CDLL(line.strip())
+    print("done", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Stands in for what --library gives."""
+
+    category: Category
+    pattern: str
+
+    def matches(self, path: str) -> bool:
+        return fnmatchcase(path, self.pattern)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """Stands in for what --marker gives."""
+
+    name: str
+    symbol: str
+    pattern: str
+
+    def matches(self, path: str) -> bool:
+        return fnmatchcase(path, self.pattern)
+
+
+class Target:
+    """A Python process that loads libraries by ctypes."""
+
+    def __init__(self, code: str = TARGET) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+        self.pid = self.process.pid
+
+    def load(self, path: Path) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{path}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+
+@contextmanager
+def target(*libraries: Path, code: str = TARGET) -> Iterator[Target]:
+    running = Target(code)
+    try:
+        for library in libraries:
+            running.load(library)
+        yield running
+    finally:
+        running.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plan")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Path:
+    return compile_library(folder, "libplain.so", PLAIN, "-Wl,-soname,libplain.so")
+
+
+@pytest.fixture(scope="module")
+def throwing(folder: Path) -> Path:
+    return compile_library(folder, "libthrowing.so", THROWING, suffix=".cc")
+
+
+def of_library(plan: Plan, name: str) -> dict[str, ProbeTarget]:
+    return {found.symbol: found for found in plan.targets if found.object.name == name}
+
+
+def of_group(plan: Plan, group: Group) -> set[str]:
+    return {found.symbol for found in plan.targets if found.group == group}
+
+
+BACKEND = Rule(Category.BACKEND, "*/libplain.so")
+
+
+def test_a_plain_library_called_by_ctypes(plain: Path) -> None:
+    with target(plain) as running:
+        plan = plan_probes(running.pid, read_maps(running.pid), [BACKEND])
+    found = of_library(plan, "libplain.so")
+    assert set(found) == {"step", "call_back", "internal"}
+    assert {(t.exits, t.action, t.category, t.group) for t in found.values()} == {
+        (RETURN, Action.CALL, Category.BACKEND, Group.BOUNDARY)
+    }
+    assert all(t.address for t in found.values())
+    # Only ctypes can come back from it to Python, and does so through its import stubs.
+    assert "_PyEval_EvalFrameDefault" not in of_group(plan, Group.REENTRY)
+    reentry = [t for t in plan.targets if t.group == Group.REENTRY]
+    assert {t.object.name.partition(".")[0] for t in reentry} == {"_ctypes"}
+    assert "PyObject_Vectorcall" in {t.symbol for t in reentry} or "PyObject_CallObject" in {t.symbol for t in reentry}
+    assert all(t.flags & CookieFlag.REENTRY for t in reentry)
+    assert {"PyEval_SaveThread", "PyEval_RestoreThread"} <= of_group(plan, Group.GIL)
+
+
+def test_what_an_exception_may_leave_gets_no_return_probe(throwing: Path) -> None:
+    rule = Rule(Category.SIMULATOR, "*/libthrowing.so")
+    with target(throwing) as running:
+        plan = plan_probes(running.pid, read_maps(running.pid), [rule])
+    found = of_library(plan, "libthrowing.so")
+    assert found["cpp_leaf"].exits == RETURN
+    for name in ("cpp_throws", "cpp_calls", "cpp_call_back"):
+        assert found[name].exits == RET_SITES, name
+        assert found[name].exit_offsets, name
+        code = Path(found[name].object.path).read_bytes()
+        assert {code[offset] for offset in found[name].exit_offsets} <= {0xC3, 0xE9, 0xEB, 0xFF}
+    assert of_group(plan, Group.CATCH) == {"__cxa_begin_catch"}
+
+
+def test_a_c_library_used_by_cpp_may_pass_exceptions(plain: Path, folder: Path) -> None:
+    source = (
+        'extern "C" int call_back(int (*)(int), int); int f(int n) { throw n; } int g() { return call_back(f, 1); }'
+    )
+    user = compile_library(folder, "libcppuser.so", source, str(plain), "-Wl,-rpath,$ORIGIN", suffix=".cc")
+    with target(user) as running:
+        plan = plan_probes(running.pid, read_maps(running.pid), [BACKEND])
+    found = of_library(plan, "libplain.so")
+    assert found["call_back"].exits == RET_SITES
+    assert found["step"].exits == RETURN
+
+
+def test_a_library_loaded_later_and_nothing_twice(plain: Path) -> None:
+    with target() as running:
+        planner = Planner(running.pid, [BACKEND])
+        first = planner.plan(read_maps(running.pid))
+        assert of_library(first, "libplain.so") == {}
+        assert of_group(first, Group.GIL)
+        running.load(plain)
+        second = planner.plan(read_maps(running.pid))
+        assert set(of_library(second, "libplain.so")) == {"step", "call_back", "internal"}
+        assert of_group(second, Group.GIL) == set()
+        assert planner.plan(read_maps(running.pid)) == Plan()
+        assert not planner.incomplete
+
+
+def test_bindings_between_python_and_the_library_need_frames(plain: Path, folder: Path) -> None:
+    source = USER + " extern int Py_IsInitialized(void); int ask(void) { return Py_IsInitialized(); }"
+    glue = compile_library(folder, "libglue.so", source, str(plain), "-Wl,-rpath,$ORIGIN")
+    with target(glue) as running:
+        planner = Planner(running.pid, [BACKEND])
+        plan = planner.plan(read_maps(running.pid))
+        assert [found.name for found in planner.glue()] == ["libglue.so"]
+    assert of_group(plan, Group.REENTRY) == {"_PyEval_EvalFrameDefault"}
+    assert of_library(plan, "libglue.so") == {}
+
+
+def test_native_operations(plain: Path) -> None:
+    markers = [Marker("stepping", "step", "*/libplain.so"), Marker("nothing", "no_such", "*/libplain.so")]
+    with target(plain) as running:
+        plan = plan_probes(running.pid, read_maps(running.pid), markers=markers)
+    (found,) = of_library(plan, "libplain.so").values()
+    assert (found.symbol, found.operation, found.group) == ("step", "stepping", Group.MARKER)
+    assert found.flags & CookieFlag.OPERATION
+    (note,) = [note for note in plan.notes if "no_such" in note]
+    assert "nothing" in note
+
+
+def test_groups_can_be_left_out(plain: Path) -> None:
+    with target(plain) as running:
+        plan = plan_probes(running.pid, read_maps(running.pid), [BACKEND], groups=[Group.BOUNDARY])
+    assert {found.group for found in plan.targets} == {Group.BOUNDARY}
+
+
+def test_a_damaged_library_is_noted_and_nothing_else(plain: Path, folder: Path) -> None:
+    copy = folder / "libdamaged.so"
+    copy.write_bytes(plain.read_bytes())
+    with target(copy) as running:
+        objects = read_maps(running.pid)
+        with copy.open("r+b") as file:  # the very file that is mapped
+            file.seek(0x20)
+            file.write(b"\xff" * 16)
+        plan = plan_probes(running.pid, objects, [Rule(Category.BACKEND, "*/libdamaged.so")])
+    assert of_library(plan, "libdamaged.so") == {}
+    assert of_group(plan, Group.GIL)
+    assert any("libdamaged.so" in note for note in plan.notes)
+
+
+def test_a_process_that_is_gone_gives_an_empty_plan(plain: Path) -> None:
+    with target(plain) as running:
+        objects = read_maps(running.pid)
+    running.process.wait()
+    plan = plan_probes(running.pid, objects, [BACKEND])
+    assert plan.targets == []
+    assert any("libplain.so" in note for note in plan.notes)
+
+
+NUMPY = """
+import numpy, sys
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_large_module_of_python_types() -> None:
+    with target(code=NUMPY) as running:
+        objects = read_maps(running.pid)
+        start = time.perf_counter()
+        plan = plan_probes(running.pid, objects, [Rule(Category.BACKEND, "*/_multiarray_umath*")])
+        seconds = time.perf_counter() - start
+    found = [t for t in plan.targets if t.rule == "--library"]
+    assert len(found) > 200
+    assert not [t for t in found if t.exits == NONE]
+    assert all(t.exits == RETURN for t in found if t.flags & CookieFlag.FROM_PYTHON)
+    names = {t.symbol for t in found}
+    if "array_add" in names:  # not stripped
+        # A slot, a method, a subscript; and universal functions, which stand in no table.
+        assert {"array_matrix_multiply", "array_dot", "array_subscript", "ufunc_generic_vectorcall"} <= names
+        assert "array_dealloc" not in names
+    assert seconds < 4  # about 0.3 s on an idle machine
