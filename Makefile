@@ -1,0 +1,47 @@
+# Two commands do everything on a fresh Debian or Ubuntu machine, as root: `make demo` and `make test`.
+# All of them may be repeated; what is there already is not installed again.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+# The newest of these that is there makes the environment; the CPU build of PyTorch is easiest to get for 3.11.
+PYTHONS := python3.11 python3.12 python3.13 python3.10 python3
+
+.PHONY: demo test lint bench setup setup-test clean
+
+setup: $(VENV)/.stamp-base
+
+setup-test: $(VENV)/.stamp-test
+
+demo: setup
+	$(VENV)/bin/rlscope-ebpf demo --force --output demo.rlscope
+
+test: setup-test lint
+	$(PYTHON) -m pytest
+
+lint: setup-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: setup-test
+	$(VENV)/bin/pip install --quiet '.[bench]' --no-build-isolation --editable .
+	$(PYTHON) -m benchmarks
+
+$(VENV)/.stamp-system: scripts/install-system-packages
+	mkdir -p $(VENV)
+	scripts/install-system-packages
+	touch $@
+
+$(VENV)/.stamp-base: $(VENV)/.stamp-system pyproject.toml setup.py $(wildcard userspace/*.c userspace/*.h userspace/demo/*.c)
+	scripts/make-venv $(VENV) $(PYTHONS)
+	$(PYTHON) -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-base tests/requirements-rl.txt
+	scripts/install-system-packages bpftrace gdb
+	$(PYTHON) -m pip install --quiet --editable '.[test]'
+	$(PYTHON) -m pip install --quiet --requirement tests/requirements-rl.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info rlscope_ebpf/*.so
