@@ -24,7 +24,7 @@ lint: setup-test
 	$(VENV)/bin/lint-imports
 
 bench: setup-test
-	$(VENV)/bin/pip install --quiet '.[bench]' --no-build-isolation --editable .
+	$(PYTHON) -m pip install --quiet --editable '.[test,bench]'
 	$(PYTHON) -m benchmarks
 
 $(VENV)/.stamp-system: scripts/install-system-packages
