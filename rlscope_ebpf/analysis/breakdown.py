@@ -144,7 +144,7 @@ class Overhead:
 
     probe_hits: int
     estimated_ns: int
-    fraction: float  # of the wall time of the target's threads
+    fraction: float  # of the target's time, see Totals.target_ns
     calibrated: bool  # the costs behind it were measured on this host
     probes_shed: int
 
@@ -211,7 +211,6 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         _process(process, operations.get(process.info.pid, []), calls.get(process.info.pid, []), end_ns)
         for process in totals.processes()
     )
-    wall_ns = totals.wall_ns()
     counters = totals.counters
     return Breakdown(
         info=trace.info,
@@ -224,7 +223,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         overhead=Overhead(
             probe_hits=counters.hits,
             estimated_ns=counters.estimated_overhead_ns,
-            fraction=counters.estimated_overhead_ns / wall_ns if wall_ns else 0.0,
+            fraction=totals.overhead_fraction(),
             calibrated=trace.info.calibration.get("calibrated") is True,
             probes_shed=counters.probes_shed,
         ),

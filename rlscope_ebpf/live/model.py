@@ -64,7 +64,6 @@ class LiveModel:
         """Everything at this moment. Any thread may call; takes a few ms for hundreds of operations."""
         with self._lock:
             totals = self._totals
-            wall_ns = totals.wall_ns()
             return Snapshot(
                 info=self._info,
                 now_ns=self._now_ns,
@@ -72,7 +71,7 @@ class LiveModel:
                 events_per_s=0.0 if self._finished else self._rate(),
                 losses=totals.losses,
                 counters=totals.counters,
-                overhead_fraction=totals.counters.estimated_overhead_ns / wall_ns if wall_ns else 0.0,
+                overhead_fraction=totals.overhead_fraction(),
                 operations=tuple(_operation_row(operation) for operation in totals.operations()),
                 cuda_calls=tuple(
                     CallRow(call.pid, call.name, call.count, call.total_ns, call.p50_ns, call.p99_ns)

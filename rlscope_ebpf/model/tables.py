@@ -57,9 +57,7 @@ class MarkKind(IntEnum):
     METADATA = 3  # a: StringInfo.id of the key, b: StringInfo.id of the value
 
 
-MARK_DTYPE = np.dtype(
-    [("thread", "<u4"), ("kind", "<u4"), ("time_ns", "<u8"), ("a", "<u8"), ("b", "<u8")]
-)
+MARK_DTYPE = np.dtype([("thread", "<u4"), ("kind", "<u4"), ("time_ns", "<u8"), ("a", "<u8"), ("b", "<u8")])
 """One row per phase change, progress report or piece of metadata."""
 
 TABLES: dict[str, np.dtype[np.void]] = {

@@ -292,6 +292,18 @@ class Totals:
         """Wall time of all threads of all processes."""
         return int(self._time_ns.sum())
 
+    def target_ns(self) -> int:
+        """The processes' time: their wall time, or, if several threads ran at once, the time that threads ran."""
+        ran = int(self._time_ns.reshape(-1, len(Category), len(ThreadState))[:, :, ThreadState.RUNNING].sum())
+        infos = [process.info for process in self._processes.values()]
+        wall = sum(max(0, (info.end_ns or self.now_ns) - info.start_ns) for info in infos)
+        return max(ran, wall)
+
+    def overhead_fraction(self) -> float:
+        """Estimated cost of the probes as a share of `target_ns`."""
+        target_ns = self.target_ns()
+        return self.counters.estimated_overhead_ns / target_ns if target_ns else 0.0
+
     def string(self, number: int) -> str:
         """The text of a StringInfo.id."""
         return self._strings.get(number, UNKNOWN_OPERATION)

@@ -133,7 +133,7 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
     measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
     facts.add_row(
         "overhead",
-        f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the threads' time ({measured})",
+        f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's time ({measured})",
     )
     return facts
 

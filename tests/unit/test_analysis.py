@@ -49,7 +49,7 @@ def test_breakdown_of_a_training_run() -> None:
     assert breakdown.duration_ns == 2_500 * MS
     assert breakdown.complete
     assert not breakdown.overhead.calibrated
-    assert breakdown.overhead.fraction == pytest.approx(90 / 5_000)
+    assert breakdown.overhead.fraction == pytest.approx(90 / 2_500)  # of the process, whose two threads took turns
     (process,) = breakdown.processes
     assert [phase.name for phase in process.phases] == [DEFAULT_PHASE, "evaluation"]
     training, evaluation = process.phases
