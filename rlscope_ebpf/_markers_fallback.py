@@ -95,7 +95,7 @@ class Operation:
     def __call__(self, function: _F) -> _F:
         from rlscope_ebpf.markers import _decorate
 
-        return _decorate(self, function)
+        return _decorate(self, function)  # type: ignore[arg-type]  # it stands in for the extension's class
 
     def __repr__(self) -> str:
         return f"operation({self.name!r})"

@@ -172,17 +172,16 @@ def _decorate(operation: Operation, function: _F) -> _F:
 
 
 def _innermost(function: Any) -> Any:
-    """The function behind partials and bound methods."""
+    """The function behind partials, bound methods and objects that can be called."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
         elif hasattr(function, "__func__"):
             function = function.__func__
-        elif not hasattr(function, "__code__") and hasattr(type(function), "__call__"):
-            call = type(function).__call__
-            return call if hasattr(call, "__code__") else function
-        else:
+        elif hasattr(function, "__code__"):
             return function
+        else:
+            return type(function).__call__
 
 
 def _iterator(awaitable: Any) -> Any:

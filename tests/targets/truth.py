@@ -56,7 +56,7 @@ class Early(threading.Thread):
         super().__init__(name="early")
         self.recorder: Recorder | None = None
         self.go: tuple[truth_native.Natives, float] | None = None
-        self._wait, self._wake = os.pipe()
+        self._wake = threading.Event()
         self._opened = threading.Event()
 
     def wait_until_open(self) -> None:
@@ -66,7 +66,7 @@ class Early(threading.Thread):
     def finish(self, natives: truth_native.Natives, scale: float) -> None:
         """Lets it work, and waits for its end."""
         self.go = natives, scale
-        os.write(self._wake, b"x")
+        self._wake.set()
         self.join()
 
     def run(self) -> None:
@@ -74,7 +74,7 @@ class Early(threading.Thread):
         with recorder.operation(OPEN_BEFORE):
             self._opened.set()
             start = monotonic_ns()
-            os.read(self._wait, 1)
+            self._wake.wait()
             recorder.elsewhere(start, monotonic_ns())
             assert self.go is not None
             work = Work(recorder, self.go[0], "early", self.go[1], 60e6)
