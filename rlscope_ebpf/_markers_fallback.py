@@ -101,9 +101,9 @@ class Operation:
         return f"operation({self.name!r})"
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-        from rlscope_ebpf.markers import operation
+        from rlscope_ebpf.markers import _named
 
-        return operation, (self.name,)
+        return _named, (self.name,)
 
 
 _operations: dict[str, Operation] = {}
@@ -116,8 +116,9 @@ def operation(name: str, /) -> Operation:
         if found is not None:
             return found
     made = Operation(name)
-    if len(_operations) < CACHED_OPERATIONS:
-        _operations[made.name] = made
+    if len(_operations) >= CACHED_OPERATIONS:
+        _operations.clear()
+    _operations[made.name] = made
     return made
 
 

@@ -171,6 +171,11 @@ def _decorate(operation: Operation, function: _F) -> _F:
     return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
 
+def _named(name: str) -> Operation:
+    """What a pickled operation becomes again, whichever implementation is there."""
+    return operation(name)
+
+
 def _innermost(function: Any) -> Any:
     """The function behind partials, bound methods and objects that can be called."""
     while True:

@@ -9,7 +9,7 @@
 
 #include "rlscope_markers.h"
 
-/* Beyond so many names a new object is made each time: somebody puts a counter into the names. */
+/* With so many names all are forgotten and those in use come back: somebody puts a counter into the names. */
 #define CACHED_OPERATIONS 4096
 
 typedef struct {
@@ -124,7 +124,7 @@ static PyObject *operation_reduce(PyObject *self, PyObject *unused)
     PyObject *module = PyImport_ImportModule("rlscope_ebpf.markers");
     if (!module)
         return NULL;
-    PyObject *function = PyObject_GetAttrString(module, "operation");
+    PyObject *function = PyObject_GetAttrString(module, "_named");
     Py_DECREF(module);
     return function ? Py_BuildValue("N(O)", function, ((operation_object *)self)->name) : NULL;
 }
@@ -187,8 +187,9 @@ static PyObject *make_operation(module_state *state, PyObject *name)
     made->interned = interned;
     /* A plain str: one of a subclass may hash and compare as it likes. */
     made->name = PyUnicode_FromObject(name);
-    if (!made->name || (PyDict_Size(state->operations) < CACHED_OPERATIONS &&
-                        PyDict_SetItem(state->operations, made->name, (PyObject *)made) < 0)) {
+    if (PyDict_Size(state->operations) >= CACHED_OPERATIONS)
+        PyDict_Clear(state->operations);
+    if (!made->name || PyDict_SetItem(state->operations, made->name, (PyObject *)made) < 0) {
         Py_DECREF(made);
         return NULL;
     }

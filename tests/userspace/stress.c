@@ -65,7 +65,7 @@ static void work(int seed, int rounds)
 
 static void *thread_main(void *argument)
 {
-    work((int)(intptr_t)argument, 40);
+    work((int)(intptr_t)argument, 300);
     rlscope_operation_begin("left open at thread exit");
     return NULL;
 }
@@ -136,7 +136,10 @@ static void on_signal(int number)
 
 int main(int argc, char **argv)
 {
-    int forks = argc < 2 || strcmp(argv[1], "nofork") != 0;
+    /* "busy": fork while other threads work; "alone": while none does (a sanitizer's own allocator needs that);
+     * "never". */
+    const char *forks = argc > 1 ? argv[1] : "busy";
+    int busy = strcmp(forks, "busy") == 0;
     enum { THREADS = 24 };
     pthread_t threads[THREADS], fork_thread;
     uint32_t before;
@@ -164,14 +167,16 @@ int main(int argc, char **argv)
     before = records_in_use();
     CHECK(before == 1);
     for (int round = 0; round < 3; round++) {
-        if (forks)
+        if (busy)
             CHECK(pthread_create(&fork_thread, NULL, forker, NULL) == 0);
         for (intptr_t i = 0; i < THREADS; i++)
             CHECK(pthread_create(&threads[i], NULL, thread_main, (void *)i) == 0);
         for (int i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
-        if (forks)
+        if (busy)
             pthread_join(fork_thread, NULL);
+        if (strcmp(forks, "alone") == 0)
+            forker(NULL);
     }
     CHECK(records_in_use() == before);
     CHECK(rlscope_markers_registry.records <= THREADS + 2); /* they were used again */
