@@ -55,7 +55,7 @@ def compare(
 
     * wall time and each category of each operation: within `tolerance` of the operation's true wall time; where the
       truth declares the wall time inexact (`(untracked)`, operations open at attach or detach), its exact categories
-      within `tolerance` of their own sum;
+      within `tolerance` of their own sum. What the truth itself is unsure of is allowed on top;
     * counts of operations and of transitions: exactly. Transitions: `python_to_X` and `other_to_X` count together,
       because a call that releases the interpreter lock on its way leaves `python` before it enters X; only calls and
       callbacks are compared, not returns and not what the truth has no name for;
@@ -130,7 +130,7 @@ def _compare_operation(
         if basis:
             yield Mismatch(where, "missing", basis, 0, 0)
         return
-    allowed = tolerance * basis
+    allowed = tolerance * basis + row.get("unsure_ns", 0)
     if exact["wall"] and abs(found.wall_ns - row["wall_ns"]) > allowed:
         yield Mismatch(where, "wall_ns", row["wall_ns"], found.wall_ns, allowed)
     for name in exact["categories"]:

@@ -10,7 +10,8 @@ The truth, schema "rlscope-ebpf.truth/1" (compare.py reads it): `operations` lis
 (null: any), count, self wall time and categories in ns, and transitions. Transitions are calls: `python_to_simulator`
 counts entries from Python into the simulator whether or not the interpreter lock was released on the way, and
 `simulator_to_python` counts callbacks. `exact` says what of it may be compared: an operation that was open before the
-profiler came has no exact wall time. `threads` holds the same per thread.
+profiler came has no exact wall time. `unsure_ns` is how far the
+truth itself may be off (truth_recorder.py says why). `threads` holds the same per thread.
 
 How time is stamped, and why probes do not distort it: truth_recorder.py.
 """
@@ -39,7 +40,7 @@ except ModuleNotFoundError:  # not installed: the checkout that this file lies i
 import truth_native
 import truth_scenarios
 from truth_recorder import BACKEND, CATEGORIES, OTHER, PYTHON, SIMULATOR, Key, Recorder, Replay, Sums, merged
-from truth_scenarios import SCENARIOS, Crew, Work
+from truth_scenarios import SCENARIOS, Crew, Pace, Work
 
 UNTRACKED = "(untracked)"
 OPEN_BEFORE = "open_before"
@@ -55,7 +56,7 @@ class Early(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="early")
         self.recorder: Recorder | None = None
-        self.go: tuple[truth_native.Natives, float] | None = None
+        self.go: tuple[truth_native.Natives, Pace] | None = None
         self._wake = threading.Event()
         self._opened = threading.Event()
 
@@ -63,9 +64,9 @@ class Early(threading.Thread):
         self.start()
         self._opened.wait()
 
-    def finish(self, natives: truth_native.Natives, scale: float) -> None:
+    def finish(self, natives: truth_native.Natives, pace: Pace) -> None:
         """Lets it work, and waits for its end."""
-        self.go = natives, scale
+        self.go = natives, pace
         self._wake.set()
         self.join()
 
@@ -74,7 +75,7 @@ class Early(threading.Thread):
         with recorder.operation(OPEN_BEFORE):
             self._opened.set()
             start = monotonic_ns()
-            self._wake.wait()
+            self._wake.wait()  # not os.read: some interpreters have the release of their lock inlined there
             recorder.elsewhere(start, monotonic_ns())
             assert self.go is not None
             work = Work(recorder, self.go[0], "early", self.go[1], 60e6)
@@ -95,8 +96,6 @@ def row(path: tuple[str, ...], phase: str | None, sums: Sums) -> dict[str, Any]:
         exact = {"wall": False, "count": False, "categories": LIBRARY_CATEGORIES}
     elif path == (OPEN_BEFORE,):  # before the profiler came, and until it noticed the thread, who knows
         exact = {"wall": False, "count": False, "categories": [*LIBRARY_CATEGORIES, CATEGORIES[PYTHON]]}
-    elif path == (truth_scenarios.TIMING,):
-        exact = {"wall": False, "count": True, "categories": []}
     elif path == (OPEN_AT_END,):
         exact = {"wall": False, "count": False, "categories": LIBRARY_CATEGORIES}
     return {
@@ -105,6 +104,7 @@ def row(path: tuple[str, ...], phase: str | None, sums: Sums) -> dict[str, Any]:
         "count": sums.count,
         "wall_ns": sums.wall_ns,
         "spans_ns": sums.spans_ns,
+        "unsure_ns": sums.unsure_ns,
         "cpu_ns": {name: sums.cpu_ns.get(number, 0) for number, name in CATEGORIES.items()},
         "transitions": dict(sums.transitions),
         "exact": exact,
@@ -120,6 +120,7 @@ def rows(parts: Iterable[dict[Key, Sums]]) -> list[dict[str, Any]]:
             into = total[path, None if any_phase else phase]
             into.count += sums.count
             into.spans_ns += sums.spans_ns
+            into.unsure_ns += sums.unsure_ns
             for category, ns in sums.cpu_ns.items():
                 into.cpu_ns[category] += ns
             for name, count in sums.transitions.items():
@@ -133,7 +134,7 @@ class Program:
     def __init__(self, options: argparse.Namespace, natives: truth_native.Natives) -> None:
         self.options = options
         self.natives = natives
-        self.scale = truth_scenarios.DEFAULT_RATE / options.rate
+        self.pace = Pace(truth_scenarios.DEFAULT_RATE / options.rate, options.shortest * 1e3)
         self.main = Recorder("main")
         self.recorders = [self.main]
         self.phases: list[tuple[int, str]] = []
@@ -145,7 +146,7 @@ class Program:
         self.phases.append(((before + monotonic_ns()) >> 1, name))
 
     def work(self, name: str, budget_ns: float) -> Work:
-        return Work(self.main, self.natives, name, self.scale, budget_ns)
+        return Work(self.main, self.natives, name, self.pace, budget_ns)
 
     def run(self, early: Early | None) -> None:
         """Everything that was asked for."""
@@ -155,7 +156,7 @@ class Program:
         rls.metadata(algorithm="truth", environment="none")
         self.phase("one thread")
         if early is not None:
-            early.finish(self.natives, self.scale)
+            early.finish(self.natives, self.pace)
             assert early.recorder is not None
             self.recorders.append(early.recorder)
         for name in chosen:
@@ -166,7 +167,7 @@ class Program:
         if "threads" in chosen:
             self.phase("many threads")
             crew = Crew()
-            crew.run(self.natives, self.scale, budget_ns)
+            crew.run(self.natives, self.pace, budget_ns)
             self.recorders.extend(crew.recorders)
         if "open_at_end" in chosen:
             self.main.operation(OPEN_AT_END).__enter__()
@@ -226,6 +227,14 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=truth_scenarios.DEFAULT_RATE,
         help="boundary calls per second of a busy thread (default: %(default).0f); stretches shrink as it grows",
+    )
+    parser.add_argument(
+        "--shortest",
+        type=float,
+        default=0.0,
+        metavar="US",
+        help="no stretch is drawn shorter than so many us, so that an operation of one short stretch does not consist "
+        "of the probes around it",
     )
     parser.add_argument("--late-wait", type=float, default=1.5, help="seconds between loading the late library and use")
     parser.add_argument(

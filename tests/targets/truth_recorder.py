@@ -10,6 +10,10 @@ An operation begins (ends) halfway through the call of its marker: one stamp is 
 just after, and the middle of both counts. A probe on the marker takes its own time stamp somewhere inside, so at most
 half of its cost can fall on the wrong side, and a parent operation and its child share that cost evenly.
 
+Where a preemption lies between a stamp and the probe that it stands for, nobody can say on which side it belongs. So
+where two stamps that should follow each other at once are more than `SURE_NS` apart, all that time is `unsure_ns` of
+the operations on both sides.
+
 What is left of an operation's wall time when native stretches, sleeps and waits are taken out is `python`.
 """
 
@@ -30,6 +34,9 @@ import rlscope_ebpf.markers as rls
 CATEGORIES = {0: "python", 1: "simulator", 2: "backend", 3: "cuda_api", 4: "other"}
 PYTHON, SIMULATOR, BACKEND, CUDA_API, OTHER = CATEGORIES
 
+SURE_NS = 200_000
+"""A cold probe and what lies around it take some ten thousand ns; more than this is a preemption."""
+
 Path = tuple[str, ...]
 
 
@@ -44,6 +51,7 @@ class Note(IntEnum):
     WAITED = 6  # since the previous entry, the thread was without the interpreter lock
     PHASE = 7  # value: name
     RELEASING = 8  # until the next entry, the thread is without the interpreter lock
+    UNSURE = 9  # value: ns around this moment that may belong to either side
 
 
 Entry = tuple[int, int, Any]  # time, Note, value
@@ -61,7 +69,7 @@ class Recorder:
 
     def operation(self, name: str) -> Operation:
         """A context manager: the marker and its stamps."""
-        return Operation(self.entries, name)
+        return Operation(self, name)
 
     def begun(self, name: str, time: int) -> None:
         """An operation that somebody else marks began."""
@@ -70,6 +78,16 @@ class Recorder:
     def ended(self, time: int) -> None:
         """The innermost operation, which somebody else marks, ended."""
         self.entries.append((time, Note.END, None))
+
+    def marked(self, before: int, after: int, kind: Note, name: str | None) -> None:
+        """A marker was called between the two times."""
+        middle = (before + after) >> 1
+        unsure = after - before > SURE_NS
+        if unsure:
+            self.entries.append((middle, Note.UNSURE, after - before))
+        self.entries.append((middle, kind, name))
+        if unsure:
+            self.entries.append((middle, Note.UNSURE, after - before))
 
     def elsewhere(self, start: int, end: int) -> None:
         """The thread slept, or waited without the interpreter lock, from start to end."""
@@ -89,30 +107,29 @@ class Recorder:
 
 
 class Operation:
-    """`rls.operation` between two pairs of stamps. `begin_ns`, `end_ns`: what the latest calls of its markers took."""
+    """`rls.operation` between two pairs of stamps. `begin_ns` is what the latest call of its begin marker took."""
 
-    __slots__ = ("_entries", "_marker", "_name", "begin_ns", "end_ns")
+    __slots__ = ("_marker", "_name", "_recorder", "begin_ns")
 
-    def __init__(self, entries: list[Entry], name: str) -> None:
-        self._entries = entries
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = recorder
         self._name = name
         self._marker = rls.operation(name)
+        self.begin_ns = 0
 
     def __enter__(self) -> None:
         before = monotonic_ns()
         self._marker.__enter__()
         after = monotonic_ns()
         self.begin_ns = after - before
-        self._entries.append(((before + after) >> 1, Note.BEGIN, self._name))
+        self._recorder.marked(before, after, Note.BEGIN, self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         before = monotonic_ns()
         self._marker.__exit__(kind, value, traceback)
-        after = monotonic_ns()
-        self.end_ns = after - before
-        self._entries.append(((before + after) >> 1, Note.END, None))
+        self._recorder.marked(before, monotonic_ns(), Note.END, None)
 
 
 @dataclass
@@ -121,6 +138,7 @@ class Sums:
 
     count: int = 0
     spans_ns: int = 0  # self time by its spans' ends, without looking at any category
+    unsure_ns: int = 0  # so much of it may just as well be somebody else's, or of another category
     cpu_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     transitions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -153,6 +171,8 @@ class Replay:
             if previous is not None:
                 category = OTHER if released or kind == Note.WAITED else self._category()
                 self._add(previous, time, category)
+                if (released or kind == Note.WAITED) and time - previous > SURE_NS and time > self._since:
+                    self.sums[self._key(time)].unsure_ns += time - previous
             self._apply(time, kind, value)
             previous = time
             released = kind == Note.RELEASING
@@ -194,6 +214,8 @@ class Replay:
             self._starts.append([time, 0])
         elif kind == Note.END:
             self._close(time)
+        elif kind == Note.UNSURE and time > self._since:
+            self.sums[self._key(time)].unsure_ns += value
 
     def _close(self, time: int) -> None:
         start, children = self._starts.pop()

@@ -15,12 +15,11 @@ from contextlib import suppress
 from ctypes import c_void_p, cast
 from dataclasses import dataclass, field
 from math import exp, log
-from statistics import median
 from time import monotonic_ns
 from typing import Any
 
 from truth_native import CALLBACK, CALLBACK_HELD, Natives, Spin, address, open_library
-from truth_recorder import Recorder
+from truth_recorder import Operation, Recorder
 
 import rlscope_ebpf.markers as rls
 
@@ -33,18 +32,32 @@ DEFAULT_RATE = 1e9 / (MEAN_NS * (1 + PYTHON_SHARE))
 
 PYTHON_THREADS = 8
 NATIVE_THREADS = 3
-TIMING = "timing"  # an operation that holds nothing but its markers
-TIMED_MARKERS = 101
 NATIVE_CALLS = 16  # of each native thread and library, at the default rate
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long stretches are, and how many of the native threads' calls fit."""
+
+    scale: float = 1.0  # of the lengths
+    floor_ns: float = 0.0  # no stretch is shorter, before its share is taken
+
+    @property
+    def shortest_ns(self) -> float:
+        return max(SHORTEST_NS * self.scale, self.floor_ns)
+
+    @property
+    def longest_ns(self) -> float:
+        return max(LONGEST_NS * self.scale, self.floor_ns)
 
 
 class Work:
     """One thread's supply of stretches of time, and its log."""
 
-    def __init__(self, recorder: Recorder, natives: Natives, seed: str, scale: float, budget_ns: float) -> None:
+    def __init__(self, recorder: Recorder, natives: Natives, seed: str, pace: Pace, budget_ns: float) -> None:
         self.recorder = recorder
         self.natives = natives
-        self.scale = scale
+        self.pace = pace
         self.planned_ns = 0
         self._budget_ns = budget_ns
         self._random = random.Random(seed)
@@ -57,9 +70,8 @@ class Work:
             yield number
 
     def stretch(self, share: float = 1.0) -> int:
-        """The next length in ns, log-uniform between 20 us and 5 ms at the default rate."""
-        low, high = log(SHORTEST_NS), log(LONGEST_NS)
-        length = int(exp(self._random.uniform(low, high)) * self.scale * share)
+        """The next length in ns, log-uniform between 20 us and 5 ms at the default pace."""
+        length = int(exp(self._random.uniform(log(self.pace.shortest_ns), log(self.pace.longest_ns))) * share)
         self.planned_ns += length
         return length
 
@@ -381,7 +393,7 @@ def longjmps(work: Work) -> None:
 def native_threads(work: Work) -> None:
     """Threads that Python knows nothing of, outside any operation; the last call of each ends its thread."""
     run = work.natives.released["truth_glue"].glue_native_threads
-    calls = int(NATIVE_CALLS / work.scale) + 1
+    calls = int(NATIVE_CALLS / work.pace.scale) + 1
     for _ in work.rounds():
         with work.recorder.operation("native_threads"):
             work.python()
@@ -409,10 +421,10 @@ class Crew:
     recorders: list[Recorder] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
 
-    def run(self, natives: Natives, scale: float, budget_ns: float) -> None:
+    def run(self, natives: Natives, pace: Pace, budget_ns: float) -> None:
         """Runs them all. They take turns at the interpreter lock, but sleep and run native code at the same time."""
         members = [
-            threading.Thread(target=self._member, args=(number, natives, scale, budget_ns / 3), name=f"worker-{number}")
+            threading.Thread(target=self._member, args=(number, natives, pace, budget_ns / 3), name=f"worker-{number}")
             for number in range(PYTHON_THREADS)
         ]
         for member in members:
@@ -422,11 +434,11 @@ class Crew:
         if self.failures:
             raise self.failures[0]
 
-    def _member(self, number: int, natives: Natives, scale: float, budget_ns: float) -> None:
+    def _member(self, number: int, natives: Natives, pace: Pace, budget_ns: float) -> None:
         try:
             recorder = Recorder(f"worker-{number}")
             self.recorders.append(recorder)
-            work = Work(recorder, natives, f"worker-{number}", scale, budget_ns)
+            work = Work(recorder, natives, f"worker-{number}", pace, budget_ns)
             simulate, infer = work.ctypes_spins()
             held_simulate, held_infer = work.held_spins()
             operation = recorder.operation
@@ -481,39 +493,26 @@ def nesting(work: Work) -> None:
         rls.progress(number)
 
 
-def _half_marker_ns(recorder: Recorder) -> tuple[int, int]:
-    """Half of what a call of the begin (end) marker takes at the moment: the median of some."""
-    operation = recorder.operation(TIMING)
-    calls = []
-    for _ in range(TIMED_MARKERS):
-        with operation:
-            pass
-        calls.append((operation.begin_ns, operation.end_ns))
-    begins, ends = zip(*calls, strict=True)
-    return int(median(begins)) >> 1, int(median(ends)) >> 1
-
-
 @dataclass
 class _Turn:
     """The stamps around one turn of a decorated function.
 
     Its markers are called by the decorator, between which and the stamps of whoever takes the turn lies the decorator's
-    own work. So the stamps next to the markers are those inside the function; half a marker's price, as plain
-    operations pay it, lies between.
+    own work. So the stamps next to the markers are those inside the function; half of what a marker takes lies
+    between, which the operation around it has just found out.
     """
 
+    around: Operation
     recorder: Recorder
     name: str
-    half_begin_ns: int
-    half_end_ns: int
 
     def begun(self) -> None:
         """The function's first act in this turn."""
-        self.recorder.begun(self.name, monotonic_ns() - self.half_begin_ns)
+        self.recorder.begun(self.name, monotonic_ns() - (self.around.begin_ns >> 1))
 
     def finish(self) -> None:
         """Its last act in this turn."""
-        self.recorder.ended(monotonic_ns() + self.half_end_ns)
+        self.recorder.ended(monotonic_ns() + (self.around.begin_ns >> 1))
 
 
 @scenario
@@ -525,8 +524,8 @@ def decorated(work: Work) -> None:
     """
     recorder = work.recorder
     simulate, infer = work.ctypes_spins()
-    halves = _half_marker_ns(recorder)
-    call, awaited, yielded = (_Turn(recorder, name, *halves) for name in ("function", "coroutine", "generator"))
+    around = recorder.operation("decorated")
+    call, awaited, yielded = (_Turn(around, recorder, name) for name in ("function", "coroutine", "generator"))
 
     @rls.operation("function")
     def function() -> None:
@@ -567,7 +566,7 @@ def decorated(work: Work) -> None:
                 yield
 
     for _ in work.rounds():
-        with recorder.operation("decorated"):
+        with around:
             function()
             running = coroutine()
             running.send(None)
