@@ -11,7 +11,7 @@ import click
 from rlscope_ebpf.cli.options import capture_options, read_capture_options
 from rlscope_ebpf.session.options import parse_library
 
-LIBRARIES = ("simulator=*librlscope_cartpole*", "backend=*numpy*_multiarray_umath*", "backend=*openblas*")
+LIBRARIES = ("simulator=*librlscope_cartpole*", "backend=*numpy*_multiarray_umath*")
 """What the demo's network and its physics run in."""
 
 

@@ -1,4 +1,8 @@
-"""The actor-critic network: two small multilayer perceptrons in NumPy, with their gradients written out, and Adam."""
+"""The actor-critic network: a multilayer perceptron in NumPy, with its gradients written out, and Adam.
+
+All parameters lie in one vector, and so do all gradients: an optimizer step is a dozen calls of NumPy, however many
+layers there are.
+"""
 
 from __future__ import annotations
 
@@ -14,56 +18,69 @@ class Perceptron:
     """Layers of `tanh(x @ weights + bias)`, the last one without tanh."""
 
     def __init__(self, sizes: tuple[int, ...], last_gain: float, random: np.random.Generator) -> None:
-        self.parameters: list[Array] = []
-        for index, (inputs, outputs) in enumerate(pairwise(sizes)):
-            gain = last_gain if index == len(sizes) - 2 else 1.0
-            weights = random.normal(0.0, gain / np.sqrt(inputs), (inputs, outputs))
-            self.parameters += [weights.astype(np.float32), np.zeros(outputs, dtype=np.float32)]
+        self.sizes = sizes
+        gains = [1.0] * (len(sizes) - 2) + [last_gain]
+        parts: list[NDArray[np.float64]] = []
+        for gain, (inputs, outputs) in zip(gains, pairwise(sizes), strict=True):
+            parts += [random.normal(0.0, gain / np.sqrt(inputs), inputs * outputs), np.zeros(outputs)]
+        self.use(np.concatenate(parts).astype(np.float32))
+
+    def use(self, parameters: Array) -> None:
+        """Compute with this vector from now on; whoever changes it in place changes the network."""
+        self.parameters = parameters
+        self._layers = self.layers(parameters)
+
+    def layers(self, vector: Array) -> list[tuple[Array, Array]]:
+        """Weights (inputs, outputs) and bias (outputs,) of each layer: views of a vector laid out as `parameters`."""
+        layers, start = [], 0
+        for inputs, outputs in pairwise(self.sizes):
+            bias, end = start + inputs * outputs, start + (inputs + 1) * outputs
+            layers.append((vector[start:bias].reshape(inputs, outputs), vector[bias:end]))
+            start = end
+        return layers
 
     def forward(self, inputs: Array) -> list[Array]:
         """Activations of all layers, the input first and the output last; each (batch, size of the layer)."""
         activations = [inputs]
-        for index in range(0, len(self.parameters), 2):
-            output = activations[-1] @ self.parameters[index]
-            output += self.parameters[index + 1]
-            if index < len(self.parameters) - 2:
-                np.tanh(output, out=output)
+        for weights, bias in self._layers:
+            if len(activations) > 1:
+                np.tanh(activations[-1], out=activations[-1])
+            output = activations[-1] @ weights
+            output += bias
             activations.append(output)
         return activations
 
-    def gradients(self, activations: list[Array], output_gradient: Array) -> list[Array]:
-        """Gradient for each of `parameters`, given that of the loss for the output, (batch, outputs)."""
-        gradients: list[Array] = []
+    def gradients(self, activations: list[Array], output_gradient: Array) -> Array:
+        """Gradient for `parameters`, given that of the loss for the output, (batch, outputs)."""
+        result = np.empty_like(self.parameters)
         gradient = output_gradient
-        for index in range(len(self.parameters) - 2, -1, -2):
-            inputs = activations[index // 2]
-            gradients[:0] = [inputs.T @ gradient, gradient.sum(axis=0)]
-            if index:
-                gradient = (gradient @ self.parameters[index].T) * (1.0 - inputs * inputs)
-        return gradients
+        backwards = zip(self._layers, self.layers(result), activations[:-1], strict=True)
+        for (weights, _), (for_weights, for_bias), inputs in reversed(list(backwards)):
+            np.matmul(inputs.T, gradient, out=for_weights)
+            np.sum(gradient, axis=0, out=for_bias)
+            if inputs is not activations[0]:
+                gradient = gradient @ weights.T
+                gradient *= 1.0 - inputs * inputs
+        return result
 
 
 class Adam:
-    """Adam (Kingma and Ba, 2015) over a list of parameters, changed in place; gradients are cut to `longest`."""
+    """Adam (Kingma and Ba, 2015) on a vector of parameters, changed in place; gradients are cut to `longest`."""
 
-    def __init__(self, parameters: list[Array], rate: float, longest: float = 0.5) -> None:
+    def __init__(self, parameters: Array, rate: float, longest: float = 0.5) -> None:
         self._parameters = parameters
         self._rate = rate
         self._longest = longest
-        self._means = [np.zeros_like(each) for each in parameters]
-        self._squares = [np.zeros_like(each) for each in parameters]
+        self._mean = np.zeros_like(parameters)
+        self._square = np.zeros_like(parameters)
         self._steps = 0
 
-    def step(self, gradients: list[Array]) -> None:
-        """One step down along `gradients`."""
-        length = np.sqrt(sum(float(np.vdot(each, each)) for each in gradients))
-        scale = np.float32(min(1.0, self._longest / (length + 1e-6)))
+    def step(self, gradient: Array) -> None:
+        """One step down along `gradient`."""
+        length = float(np.vdot(gradient, gradient)) ** 0.5
+        gradient = gradient * min(1.0, self._longest / (length + 1e-6))
+        self._mean += 0.1 * (gradient - self._mean)
+        self._square += 0.001 * (gradient * gradient - self._square)
         self._steps += 1
-        rate = np.float32(self._rate * np.sqrt(1.0 - 0.999**self._steps) / (1.0 - 0.9**self._steps))
-        for parameter, gradient, mean, square in zip(
-            self._parameters, gradients, self._means, self._squares, strict=True
-        ):
-            gradient *= scale
-            mean += np.float32(0.1) * (gradient - mean)
-            square += np.float32(0.001) * (gradient * gradient - square)
-            parameter -= rate * mean / (np.sqrt(square) + np.float32(1e-8))
+        rate = self._rate * (1.0 - 0.999**self._steps) ** 0.5 / (1.0 - 0.9**self._steps)
+        self._parameters -= rate * self._mean / (np.sqrt(self._square) + 1e-8)

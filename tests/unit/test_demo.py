@@ -28,9 +28,9 @@ def run(*options: str) -> tuple[float, str]:
 
 
 def test_learns() -> None:
-    result, talk = run("--iterations", "40")
+    result, talk = run("--iterations", "20")
     assert result >= 195
-    assert "iteration   40 of 40: mean return" in talk
+    assert "iteration   20 of 20: mean return" in talk
 
 
 def test_cannot_balance_untrained() -> None:
@@ -84,25 +84,25 @@ def test_one_step_agrees_with_a_fine_integration_of_the_same_equations() -> None
 def test_gradients_agree_with_finite_differences() -> None:
     random = np.random.default_rng(0)
     network = Perceptron((3, 5, 4, 2), 1.0, random)
-    network.parameters = [each.astype(np.float64) for each in network.parameters]  # type: ignore[misc]
+    network.use(network.parameters.astype(np.float64))  # type: ignore[arg-type]
     inputs, weights = random.normal(size=(7, 3)), random.normal(size=(7, 2))
     gradients = network.gradients(network.forward(inputs), weights)  # type: ignore[arg-type]
-    for parameter, gradient in zip(network.parameters, gradients, strict=True):
-        index = tuple(random.integers(0, size) for size in parameter.shape)
+    assert gradients.shape == network.parameters.shape
+    for index in range(len(gradients)):
         numbers = []
         for change in (1e-6, -2e-6):
-            parameter[index] += change
+            network.parameters[index] += change
             numbers.append(float((network.forward(inputs)[-1] * weights).sum()))  # type: ignore[arg-type]
-        parameter[index] += 1e-6
-        assert gradient[index] == pytest.approx((numbers[0] - numbers[1]) / 2e-6, rel=1e-5)
+        network.parameters[index] += 1e-6
+        assert gradients[index] == pytest.approx((numbers[0] - numbers[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
 
 def test_adam_descends() -> None:
-    point = [np.array([3.0, -2.0], dtype=np.float32)]
+    point = np.array([3.0, -2.0], dtype=np.float32)
     adam = Adam(point, 0.1)
     for _ in range(200):
-        adam.step([2 * point[0]])
-    assert np.all(np.abs(point[0]) < 0.05)
+        adam.step(2 * point)
+    assert np.all(np.abs(point) < 0.05)
 
 
 @pytest.fixture
