@@ -155,6 +155,6 @@ def _compare_operation(
 _COMPARED_TRANSITIONS = frozenset(
     f"{origin}_to_{target}"
     for origin in ("python", "simulator", "backend")
-    for target in ("python", "simulator", "backend")
+    for target in ("python", "simulator", "backend", "cuda_api")
     if origin != target
 )
