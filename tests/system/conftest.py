@@ -78,9 +78,11 @@ def attach(
 ) -> Callable[..., tuple[harness.Profiler, Path]]:
     """attach(target, option, …): the profiler, attached, and the trace it writes."""
 
-    def start(target: harness.Program, *options: str | Path) -> tuple[harness.Profiler, Path]:
+    def start(
+        target: harness.Program, *options: str | Path, libraries: tuple[str, ...] = harness.build.LIBRARY_OPTIONS
+    ) -> tuple[harness.Profiler, Path]:
         trace = tmp_path / f"{target.pid}-{len(list(tmp_path.glob('*.rlscope')))}.rlscope"
-        words = ["attach", "--pid", str(target.pid), "-o", trace, "--no-tui", *harness.build.LIBRARY_OPTIONS]
+        words = ["attach", "--pid", str(target.pid), "-o", trace, "--no-tui", *libraries]
         return start_profiler(*words, *options).wait_until_attached(), trace
 
     return start

@@ -30,7 +30,7 @@ PROFILER = Path(sys.executable).with_name("rlscope-ebpf")
 START_S = 60.0
 """A target may have to compile its libraries first."""
 
-ATTACH_S = 30.0
+ATTACH_S = 120.0
 STOP_S = 30.0
 
 REALTIME = ("chrt", "--fifo", "1")
@@ -95,17 +95,18 @@ class Program:
         environment: dict[str, str] | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        self._out = open(folder / f"target-{time.monotonic_ns()}.out", "w+b")  # noqa: SIM115 - the target's, closed in close()
-        self._err = open(self._out.name.replace(".out", ".err"), "w+b")  # noqa: SIM115
+        self._out = folder / f"target-{time.monotonic_ns()}.out"
+        self._err = self._out.with_suffix(".err")
         words = [*(REALTIME if realtime else ()), *map(str, command)]
-        self.process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=self._out,
-            stderr=self._err,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
-            preexec_fn=before,
-        )
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+                preexec_fn=before,
+            )
         self.pid = self.process.pid
 
     def wait_until_ready(self) -> Program:
@@ -131,12 +132,12 @@ class Program:
     @property
     def output(self) -> str:
         """Its stdout so far."""
-        return Path(self._out.name).read_text(errors="replace")
+        return self._out.read_text(errors="replace")
 
     @property
     def errors(self) -> str:
         """Its stderr so far."""
-        return Path(self._err.name).read_text(errors="replace")
+        return self._err.read_text(errors="replace")
 
     def is_running(self) -> bool:
         """Whether it has not ended."""
@@ -171,8 +172,6 @@ class Program:
         if self.process.stdin is not None:
             with suppress(OSError):
                 self.process.stdin.close()
-        self._out.close()
-        self._err.close()
 
 
 class Profiler:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +33,49 @@ NOT_EXACT = (
 )
 SHORT = ("--seconds", "5", "--rate", "300", "--shortest", "2000")
 
+# New kernels take up to a second to remove one perf-event probe, so here are few: two libraries, no binding modules.
+PERF_LIBRARIES = ("--library", "simulator=*libtruth_simulator.so", "--library", "backend=*libtruth_backend.so")
+PERF_SCENARIOS = (
+    *("ctypes_released", "ctypes_held", "cffi", "binding", "recursion", "cross", "longjmps", "native_threads"),
+    *("nesting", "decorated", "sleep", "threads", "open_before", "open_at_end"),
+)
+DETACH_S = 120.0
+
+
+ATTEMPTS = 3
+"""A preemption between a stamp of the target and the probe beside it makes them disagree by chance; a wrong figure of
+the profiler disagrees every time."""
+
 
 def _expect_truth(
     python: str, work: tuple[str, ...], options: tuple[str, ...], start_target: StartTarget, attach: Attach
 ) -> dict[str, Any]:
+    found: list[str] = []
+    for _ in range(ATTEMPTS):
+        truth, mismatches = _try_truth(python, work, options, start_target, attach)
+        if not mismatches:
+            return truth
+        found.append("\n".join(map(str, mismatches)))
+    raise AssertionError(f"{ATTEMPTS} runs contradict the truth:\n" + "\n--\n".join(found))
+
+
+def _try_truth(
+    python: str, work: tuple[str, ...], options: tuple[str, ...], start_target: StartTarget, attach: Attach
+) -> tuple[dict[str, Any], list[Any]]:
     target = start_target(python, TRUTH, *work, realtime=True)
     profiler, trace = attach(target, "--max-overhead", "0", *options)
     target.go()
     truth = target.truth()
     target.finish()
-    assert profiler.wait() == 0, profiler.stderr
+    assert profiler.wait(DETACH_S) == 0, profiler.stderr
     document = report(trace)
     assert document["session"]["complete"]
     assert document["session"]["probes_armed"] == document["session"]["probes_attached"] > 0
-    mismatches = compare.compare(truth, document, ignore=NOT_EXACT)
-    assert not mismatches, "\n".join(map(str, mismatches))
-    return truth
+    return truth, compare.compare(truth, document, ignore=NOT_EXACT)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("python", interpreters().values(), ids=interpreters())
 def test_every_interpreter(python: str, start_target: StartTarget, attach: Attach) -> None:
     truth = _expect_truth(python, FULL, (), start_target, attach)
@@ -61,9 +86,18 @@ def test_every_interpreter(python: str, start_target: StartTarget, attach: Attac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["session", "multi", "perf"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", ["session", "multi"])
 def test_every_attach_method(method: str, start_target: StartTarget, attach: Attach) -> None:
     _expect_truth(sys.executable, SHORT, ("--attach-method", method), start_target, attach)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_perf_events(start_target: StartTarget, attach: Attach) -> None:
+    work = [word for name in PERF_SCENARIOS for word in ("--scenario", name)]
+    options = ("--attach-method", "perf")
+    _expect_truth(sys.executable, (*SHORT, *work), options, start_target, partial(attach, libraries=PERF_LIBRARIES))
 
 
 def test_no_interpreter_is_left_out() -> None:

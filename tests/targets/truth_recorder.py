@@ -12,7 +12,7 @@ half of its cost can fall on the wrong side, and a parent operation and its chil
 
 Where a preemption lies between a stamp and the probe that it stands for, nobody can say on which side it belongs. So
 where two stamps that should follow each other at once are more than `SURE_NS` apart, all that time is `unsure_ns` of
-the operations on both sides.
+the operations on both sides. (Not so where the thread gets the interpreter lock back, which may take long.)
 
 What is left of an operation's wall time when native stretches, sleeps and waits are taken out is `python`.
 """
@@ -171,7 +171,7 @@ class Replay:
             if previous is not None:
                 category = OTHER if released or kind == Note.WAITED else self._category()
                 self._add(previous, time, category)
-                if (released or kind == Note.WAITED) and time - previous > SURE_NS and time > self._since:
+                if released and time - previous > SURE_NS and time > self._since:
                     self.sums[self._key(time)].unsure_ns += time - previous
             self._apply(time, kind, value)
             previous = time
