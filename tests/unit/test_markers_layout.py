@@ -6,9 +6,11 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +122,8 @@ def test_a_stack_read_while_it_changes_is_one_that_was() -> None:
     code = """
 import rlscope_ebpf.markers as rls
 a, b = rls.operation("a"), rls.operation("b")
-print("ready", flush=True)
+with a:
+    print("ready", flush=True)  # only now has the thread a record
 while True:
     with a:
         with b, a:
@@ -132,15 +135,22 @@ while True:
             assert process.stdout
             process.stdout.readline()
             maps = read_maps(process.pid)
-            seen = set()
-            for _ in range(30):
+            running, stopped = set(), set()
+            for _ in range(20):
                 (stack,) = read_thread_stacks(process.pid, maps)
                 if stack.settled:
-                    seen.add(stack.names)
+                    running.add(stack.names)
+                # It changes faster than it can be read: only a stop between two changes is sure to give good copies.
+                process.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                (stack,) = read_thread_stacks(process.pid, maps)
+                if stack.settled:
+                    stopped.add(stack.names)
+                process.send_signal(signal.SIGCONT)
         finally:
             process.kill()
-    assert seen
-    assert seen <= {(), ("a",), ("a", "b"), ("a", "b", "a")}
+    assert stopped
+    assert running | stopped <= {(), ("a",), ("a", "b"), ("a", "b", "a")}
 
 
 def test_a_child_keeps_only_the_thread_that_forked() -> None:
@@ -173,6 +183,25 @@ def test_a_child_keeps_only_the_thread_that_forked() -> None:
         os.close(ours)
         os.close(theirs)
     assert [(stack.tid, stack.names) for stack in stacks] == [(child, ("outer", "forked"))]
+
+
+def test_a_record_whose_thread_is_gone_serves_the_next() -> None:
+    seen: list[ThreadStack] = []
+
+    def run(name: str) -> None:
+        with rls.operation(name):
+            seen.append(own_stacks()[threading.get_native_id()])
+        rls.operation("left open").__enter__()
+
+    for name in ("first", "second", "third"):
+        thread = threading.Thread(target=run, args=(name,))
+        thread.start()
+        thread.join()
+        while Path(f"/proc/self/task/{seen[-1].tid}").exists():  # Python's join comes before the end of the thread
+            time.sleep(0.001)
+    assert [stack.names for stack in seen] == [("first",), ("second",), ("third",)], "nothing is left of the one before"
+    assert len({stack.record_address for stack in seen}) == 1
+    assert seen[0].changes < seen[1].changes < seen[2].changes
 
 
 def test_a_process_without_markers_has_none() -> None:

@@ -18,6 +18,8 @@ def interpreters() -> list[str]:
     """One path for each version found: those on PATH, the system's and pyenv's."""
     folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
     folders += sorted(glob(os.path.expanduser("~/.pyenv/versions/3.*/bin")))
+    # pyenv's shims are scripts that start one of those, whichever the folder they are started in asks for.
+    folders = [folder for folder in folders if folder and os.path.basename(folder) != "shims"]
     found: dict[str, str] = {}
     for folder in folders:
         for path in sorted(glob(f"{glob_escape(folder)}/python3.[0-9]*")):
@@ -87,11 +89,21 @@ def best(code):
     return min(timeit.repeat(code, globals=globals(), number=20000, repeat=15))
 print(best('with rls.operation("x"): pass') / best('with contextlib.nullcontext(): pass'))
 """
+IMPORT = """
+import sys
+before = set(sys.modules)
+import rlscope_ebpf.markers
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+heavy = {"asyncio", "ctypes", "dataclasses", "importlib", "inspect", "logging", "pathlib", "subprocess", "threading"}
+print(sorted(new & heavy), sorted(new - set(sys.stdlib_module_names)))
+"""
 
 
-def run(python: str, code: str) -> str:
+def run(python: str, code: str, *options: str) -> str:
     environment = {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    result = subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment, cwd="/", timeout=60)
+    result = subprocess.run(
+        [python, *options, "-c", code], capture_output=True, text=True, env=environment, cwd="/", timeout=60
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -103,6 +115,11 @@ def test_at_least_this_python_is_found() -> None:
 @pytest.mark.parametrize("python", PYTHONS)
 def test_markers_work(python: str) -> None:
     assert run(python, EXERCISE) == "fine"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_importing_imports_nothing_heavy(python: str) -> None:
+    assert run(python, IMPORT, "-S") == "[] ['rlscope_ebpf']"
 
 
 @pytest.mark.parametrize("python", PYTHONS)

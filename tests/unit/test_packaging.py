@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_markers_pythons import PYTHONS
+
 from rlscope_ebpf import __version__, paths
 from rlscope_ebpf.errors import UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ["pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "rlscope_ebpf", "probes", "userspace"]
+# Of the same version as this one there is nothing to learn.
+OTHER_PYTHONS = [python for python in PYTHONS if not python.endswith(f"3.{sys.version_info[1]}")]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -81,6 +87,28 @@ def test_the_wheel_works_where_nothing_else_is_installed(wheel: Path, tmp_path: 
     output = run(sys.executable, "-S", "-c", code, cwd=tmp_path).splitlines()
     assert output[:2] == ["extension ('x',)", "_probes _include librlscope_markers.so"]
     assert output[2].startswith(str(target))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", OTHER_PYTHONS)
+def test_the_wheel_works_in_an_environment_of_another_python(wheel: Path, tmp_path: Path, python: str) -> None:
+    """As the README says for a target: the profiler's wheel, built once, and none of its dependencies."""
+    environment = tmp_path / "venv"
+    run(python, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    inside = environment / "bin" / "python"
+    options = ["--no-deps", "--no-index", "--quiet"]
+    run(sys.executable, "-m", "pip", "--python", inside, "install", *options, wheel, cwd=tmp_path)
+    code = (
+        "import sys, rlscope_ebpf.markers as rls\n"
+        "with rls.operation('x'): print(rls.BACKEND, rls.stack(), rls.__file__.startswith(sys.prefix))"
+    )
+    assert run(inside, "-c", code, cwd=tmp_path) == "extension ('x',) True\n"
+
+
+def test_the_command_works_from_a_checkout(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "rlscope-ebpf"
+    assert run(command, "--version", cwd=tmp_path).split()[-1] == __version__
+    assert run(sys.executable, "-m", "rlscope_ebpf", "--version", cwd=tmp_path).split()[-1] == __version__
 
 
 def test_a_checkout_finds_its_own_files() -> None:
