@@ -22,6 +22,7 @@ import rlscope_ebpf.markers as rls
 from rlscope_ebpf.capture import markers_layout as layout
 from rlscope_ebpf.capture.maps import read_maps
 from rlscope_ebpf.capture.markers_layout import ThreadStack, parse_process, parse_registry, read_thread_stacks
+from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.paths import include_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,22 @@ def own_stacks() -> dict[int, ThreadStack]:
     return {stack.tid: stack for stack in read_thread_stacks(os.getpid(), read_maps(os.getpid()))}
 
 
+def parse_own_registry() -> list[ThreadStack]:
+    """Also of threads that are gone, if any still had a record."""
+    address = layout.registry_address(os.getpid(), read_maps(os.getpid()))
+    assert address
+    with ProcessMemory(os.getpid()) as memory:
+        return parse_registry(memory.read, address)
+
+
+def wait_until_gone(tid: int) -> None:
+    """Python's `join` comes back before the thread's very end, where its record is given back."""
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/self/task/{tid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_open_operations_of_every_thread_are_read() -> None:
     ready, go = threading.Barrier(101), threading.Event()
     tids: dict[int, int] = {}
@@ -94,7 +111,10 @@ def test_open_operations_of_every_thread_are_read() -> None:
     assert {i: stacks[tid].names for i, tid in tids.items()} == {i: ("thread", f"nested {i}") for i in range(100)}
     assert all(stacks[tid].settled and stacks[tid].depth == 2 for tid in tids.values())
     assert len({stacks[tid].record_address for tid in tids.values()}) == 100
-    assert not set(own_stacks()) & set(tids.values()), "threads that are gone have no record"
+    for tid in tids.values():
+        wait_until_gone(tid)
+    records = {stack.tid for stack in parse_own_registry()}
+    assert not records & set(tids.values()), "threads that are gone have no record"
 
 
 def test_changes_count_begins_and_ends() -> None:
@@ -197,8 +217,7 @@ def test_a_record_whose_thread_is_gone_serves_the_next() -> None:
         thread = threading.Thread(target=run, args=(name,))
         thread.start()
         thread.join()
-        while Path(f"/proc/self/task/{seen[-1].tid}").exists():  # Python's join comes before the end of the thread
-            time.sleep(0.001)
+        wait_until_gone(seen[-1].tid)
     assert [stack.names for stack in seen] == [("first",), ("second",), ("third",)], "nothing is left of the one before"
     assert len({stack.record_address for stack in seen}) == 1
     assert seen[0].changes < seen[1].changes < seen[2].changes
