@@ -59,7 +59,6 @@ static __always_inline int entered(struct pt_regs *ctx)
     u32 action = RLS_COOKIE_ACTION(cookie);
     u64 sp = ctx->sp;
     u64 now = bpf_ktime_get_ns();
-    count(RLS_N_HITS + RLS_COOKIE_GROUP(cookie) * RLS_CLASS_COUNT + RLS_COOKIE_CLASS(cookie), 1);
 
     /* What a first hit says of the thread: who releases the interpreter held it, who acquires it did not. */
     int held = -1;
@@ -71,6 +70,8 @@ static __always_inline int entered(struct pt_regs *ctx)
     struct thread *t = current_thread(&tid, held);
     if (!t)
         return 1;
+    /* Probes attached as perf events fire in every process that maps the file. What they cost there is not the target's. */
+    count(RLS_N_HITS + RLS_COOKIE_GROUP(cookie) * RLS_CLASS_COUNT + RLS_COOKIE_CLASS(cookie), 1);
 
     /* Calls below this stack pointer are gone. Those at it: at a `ret` it is the returning call itself. A function that
      * catches calls __cxa_begin_catch at the stack pointer at which it called what threw. At an entry it is a tail call
@@ -162,7 +163,6 @@ static __always_inline int returned(struct pt_regs *ctx)
     u64 cookie = bpf_get_attach_cookie(ctx);
     u32 action = RLS_COOKIE_ACTION(cookie);
     u64 now = bpf_ktime_get_ns();
-    count(RLS_N_RETURNS + RLS_COOKIE_GROUP(cookie), 1);
     u32 tid;
     struct thread *t;
     if (action == RLS_ACT_CALL) {
@@ -173,6 +173,7 @@ static __always_inline int returned(struct pt_regs *ctx)
     }
     if (!t)
         return 0;
+    count(RLS_N_RETURNS + RLS_COOKIE_GROUP(cookie), 1);
     /* The return address has been popped; at the entry it was still there. */
     u64 sp = ctx->sp - 8;
     u8 kind = RLS_EV_RETURN;
