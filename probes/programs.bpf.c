@@ -193,8 +193,9 @@ static __always_inline int returned(struct pt_regs *ctx)
 }
 
 #ifdef RLS_SESSION
-/* Also on sites whose return is not wanted: it then says so at the entry, and the return address stays as it is. Where
- * C++ exceptions may pass, the target's life depends on that. */
+/* Loaded twice: for sessions, and for sites whose return is not wanted, where it only sees entries. A session there
+ * would have to say at each entry that it ignores the return; but in a process other than its own the kernel does not
+ * run it, and takes that for the wish to see the return. Where C++ exceptions may pass, this ends that process. */
 int rls_session(struct pt_regs *ctx)
 {
     /* bpf_session_is_return() is a kernel function, which BCC cannot call. On return the instruction pointer is in the

@@ -119,7 +119,11 @@ class Engine:
         offsets = [offset for offset, _, _ in entries]
         cookies = [cookie for _, cookie, _ in entries]
         if self.method == "session":
-            return [attach(self.method, programs.session_fd, path, offsets, cookies, pid, returns=returns)]
+            if returns:
+                return [attach("session", programs.session_fd, path, offsets, cookies, pid, returns=True)]
+            # Never a session where C++ exceptions may pass: on a hit in another process that somebody else profiles,
+            # the kernel takes our program as one that wants to see the return.
+            return [attach("multi", programs.entry_fd, path, offsets, cookies, pid, returns=False)]
         links = []
         try:
             if returns:

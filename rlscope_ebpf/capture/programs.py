@@ -77,10 +77,12 @@ class Programs:
         ]
         if method == "session":
             flags.append("-DRLS_SESSION")
+        self._program_fds: list[int] = []
         try:
             self._bpf = bcc.BPF(text=text, cflags=flags)
             if method == "session":
-                self.session_fd = self._load(bcc, "rls_session", ATTACH_TYPES[method])
+                self.session_fd = self._load(bcc, "rls_session", ATTACH_TYPES["session"])
+                self.entry_fd = self._load(bcc, "rls_session", ATTACH_TYPES["multi"])
             else:
                 self.entry_fd = self._load(bcc, "rls_entry", ATTACH_TYPES[method])
                 self.return_fd = self._load(bcc, "rls_return", ATTACH_TYPES[method])
@@ -101,7 +103,10 @@ class Programs:
         self._cpus = _possible_cpus()
 
     def _load(self, bcc: ModuleType, name: str, attach_type: int) -> int:
+        """Load a program; the same one may be loaded once for each attach type."""
         fd: int = self._bpf.load_func(name, bcc.BPF.KPROBE, attach_type=attach_type).fd
+        del self._bpf.funcs[name.encode()]  # where BCC would find it the next time
+        self._program_fds.append(fd)
         return fd
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool, pointer_guard: int = 0) -> None:
@@ -134,6 +139,8 @@ class Programs:
         """Unmap the rings and unload the programs."""
         self.events.close()
         self.texts.close()
+        while self._program_fds:
+            os.close(self._program_fds.pop())
         self._bpf.cleanup()
 
 
