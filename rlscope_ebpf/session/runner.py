@@ -409,7 +409,9 @@ class Profiler:
                 if new or planner.incomplete:
                     plan = planner.plan(new)
                     if any(probe.group == Group.MARKER for probe in plan.targets):
-                        self._seed(target, monotonic_ns() - SETTLE_NS)
+                        moment = monotonic_ns() - SETTLE_NS
+                        self._turn(moment)  # what is in the ring came before
+                        self._seed(target, moment)
                     self._attach(target, plan)
 
     def _check_expected(self, target: Target, new: Sequence[MappedObject]) -> None:
