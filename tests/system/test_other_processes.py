@@ -21,9 +21,7 @@ import os, sys
 print("READY", os.getpid(), flush=True)
 sys.stdin.readline()
 """
-BUSY = (
-    "import os\nwhile True: os.sched_yield()"  # releases the interpreter lock again and again
-)
+BUSY = "import os\nwhile True: os.sched_yield()"  # releases the interpreter lock again and again
 
 
 @pytest.mark.parametrize("method", ["session", "multi", "perf"])
