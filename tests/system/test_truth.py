@@ -21,16 +21,6 @@ StartTarget = Callable[..., Program]
 
 # Stretches so long that the probes' own time, which is not corrected here, stays far below the tolerance.
 FULL = ("--seconds", "9", "--rate", "300", "--shortest", "2000")
-# What the truth program itself cannot tell to 2 %: `decorated` stamps its turns outside of the wrappers that make the
-# markers, and a reward inside a callback is a few stretches of a millisecond, next to a stamp that counts the
-# conversion of arguments as time without the interpreter lock.
-NOT_EXACT = (
-    "decorated",
-    "callback_nanobind_function",
-    "callback_nanobind",
-    "callback_pybind_function",
-    "callback_pybind",
-)
 SHORT = ("--seconds", "5", "--rate", "300", "--shortest", "2000")
 
 # New kernels take up to a second to remove one perf-event probe, so here are few: two libraries, no binding modules.
@@ -45,6 +35,7 @@ DETACH_S = 120.0
 ATTEMPTS = 3
 """A preemption between a stamp of the target and the probe beside it makes them disagree by chance; a wrong figure of
 the profiler disagrees every time."""
+TIMES = ("wall_ns", "cpu_ns.")
 
 
 def _expect_truth(
@@ -56,7 +47,9 @@ def _expect_truth(
         if not mismatches:
             return truth
         found.append("\n".join(map(str, mismatches)))
-    raise AssertionError(f"{ATTEMPTS} runs contradict the truth:\n" + "\n--\n".join(found))
+        if not all(mismatch.what.startswith(TIMES) for mismatch in mismatches):
+            break  # a count or a transition is never wrong by chance
+    raise AssertionError(f"{len(found)} runs contradict the truth:\n" + "\n--\n".join(found))
 
 
 def _try_truth(
@@ -71,7 +64,7 @@ def _try_truth(
     document = report(trace)
     assert document["session"]["complete"]
     assert document["session"]["probes_armed"] == document["session"]["probes_attached"] > 0
-    return truth, compare.compare(truth, document, ignore=NOT_EXACT)
+    return truth, compare.compare(truth, document)
 
 
 @pytest.mark.slow
