@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.engine import MAX_READ, Engine, armed_sites
+from rlscope_ebpf.capture.engine import Engine, armed_sites
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
@@ -332,12 +332,13 @@ class Profiler:
         """Take what is in the rings, match it, hand it out. What happened after `end_ns` is left out."""
         events = self._engine.read_events()
         self._received += len(events)
+        if self._engine.pending_events():
+            # More is waiting, perhaps behind an event that is still being written: time is handed out only as far as
+            # it has been read.
+            now_ns = min(now_ns, int(events["time_ns"].max(initial=0)) - SETTLE_NS)
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
         self._take_texts(self._engine.read_texts())
-        if len(events) == MAX_READ and end_ns is None:
-            # More is waiting: time is handed out only as far as it has been read.
-            now_ns = min(now_ns, int(events["time_ns"].max()) - SETTLE_NS)
         for batch in self._early:
             self._hand_out(batch)
         self._early.clear()
