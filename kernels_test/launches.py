@@ -53,6 +53,8 @@ PHASE = "launching"
 KINDS = ("runtime", "static", "driver")
 PYTHON_THREADS = 8
 NATIVE_THREADS = 8
+BURST = 10  # launches at a time: next to them, what ctypes needs before it releases the interpreter lock is little
+PAUSE_S = 0.05  # after each round of a thread: all together then need fewer than two CPUs
 LATE_WAIT_S = 1.5
 CALL_NS = 400_000  # of the functions' own time, unless a scenario says otherwise
 STORM_NS = 2_000  # what a launch takes on real hardware, half of it in the runtime
@@ -299,9 +301,9 @@ class Program:
                         self.python()
                         self.released(recorder, launcher.released.step, 1)
                         with recorder.operation("burst"):
-                            self.released(recorder, launcher.released.launch, 3)
+                            self.released(recorder, launcher.released.launch, BURST)
                         start = monotonic_ns()
-                        time.sleep(0.015)
+                        time.sleep(PAUSE_S)
                         recorder.elsewhere(start, monotonic_ns())
             except BaseException as error:  # handed to the thread that waits
                 failures.append(error)
@@ -318,7 +320,7 @@ class Program:
         """Threads without Python and without operations."""
         for _, launcher in self.each():
             start = monotonic_ns()
-            error = launcher.released.step_in_threads(NATIVE_THREADS, self.options.rounds, 15_000_000)
+            error = launcher.released.step_in_threads(NATIVE_THREADS, self.options.rounds, int(PAUSE_S * 1e9))
             self.main.elsewhere(start, monotonic_ns())
             if error:
                 raise OSError(error, os.strerror(error))
