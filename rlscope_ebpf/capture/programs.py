@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.bcc_import import load_bcc
 from rlscope_ebpf.capture.counters import COUNTERS, ProbeCounters, parse_counters
+from rlscope_ebpf.capture.kernel import effective_capabilities
 from rlscope_ebpf.capture.links import ATTACH_TYPES
 from rlscope_ebpf.capture.markers_layout import DEPTH_OFFSET, NAMES_OFFSET
 from rlscope_ebpf.capture.ring import Ring
-from rlscope_ebpf.errors import UnsupportedError
+from rlscope_ebpf.errors import NotPermittedError, UnsupportedError
 from rlscope_ebpf.model.events import EVENT_DTYPE, TEXT_DTYPE
 from rlscope_ebpf.paths import probes_dir
 
@@ -59,10 +60,12 @@ class BpfMap:
 class Programs:
     """The compiled and loaded programs of one session, their rings and maps.
 
-    Raises UnsupportedError if BCC is missing or the kernel refuses the programs.
+    Raises NotPermittedError without the privileges, UnsupportedError if BCC is missing or the kernel refuses the
+    programs.
     """
 
     def __init__(self, method: str) -> None:
+        _require_privileges()
         bcc = load_bcc()
         # BCC looks for kernel headers there; ours are the few lines it needs of them.
         os.environ["BCC_KERNEL_SOURCE"] = str(probes_dir())
@@ -142,6 +145,21 @@ class Programs:
         while self._program_fds:
             os.close(self._program_fds.pop())
         self._bpf.cleanup()
+
+
+def _require_privileges() -> None:
+    """BCC would complain in words of its own on stderr, and only once all has been compiled."""
+    held = effective_capabilities()
+    if "CAP_SYS_ADMIN" in held or {"CAP_BPF", "CAP_PERFMON"} <= held:
+        return
+    if os.geteuid() != 0:
+        raise NotPermittedError(
+            "This user may not load BPF programs.", "Run the profiler as root, for example with sudo."
+        )
+    raise NotPermittedError(
+        "Root may not load BPF programs here: CAP_BPF or CAP_PERFMON is missing.",
+        "Give them to this container (--cap-add BPF --cap-add PERFMON), or run on the host.",
+    )
 
 
 def _u32(value: int) -> bytes:
