@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ class Engine:
         self.method = method
         self._programs = Programs(method)
         self._links: dict[tuple[int, Group], list[Link]] = defaultdict(list)
+        self._closers: list[threading.Thread] = []
         self._tracepoints: Link | None = None
         self.next_probe = 1
         """Id that the next attached site gets."""
@@ -63,8 +65,7 @@ class Engine:
     def remove_target(self, pid: int) -> None:
         """Detach from a process."""
         self._programs.remove_target(pid)
-        for key in [key for key in self._links if key[0] == pid]:
-            self._close(key)
+        self._close([key for key in self._links if key[0] == pid])
 
     def add_marker_record(self, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""
@@ -137,11 +138,13 @@ class Engine:
         return links
 
     def shed(self, group: Group) -> None:
-        """Detach a group's sites of every process."""
+        """Detach a group's sites of every process. Returns at once; the sites are gone soon after.
+
+        Closing a link waits until no call of the targets needs it any more, which may take many seconds.
+        """
         if group == Group.GIL:
             self._programs.forget_gil()
-        for key in [key for key in self._links if key[1] == group]:
-            self._close(key)
+        self._close([key for key in self._links if key[1] == group])
 
     def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
         """Up to `limit` events, EVENT_DTYPE."""
@@ -161,20 +164,25 @@ class Engine:
 
     def detach(self) -> None:
         """Take every probe away; what is in the rings can still be read."""
-        for key in list(self._links):
-            self._close(key)
+        self._close(list(self._links))
         if self._tracepoints:
             self._tracepoints.close()
             self._tracepoints = None
+        for closer in self._closers:
+            closer.join()
+        self._closers.clear()
 
     def close(self) -> None:
         """Detach and unload."""
         self.detach()
         self._programs.close()
 
-    def _close(self, key: tuple[int, Group]) -> None:
-        for link in self._links.pop(key):
-            link.close()
+    def _close(self, keys: Sequence[tuple[int, Group]]) -> None:
+        """Close links, each in a thread of its own: the kernel's waits then overlap, and nobody else waits."""
+        for link in [link for key in keys for link in self._links.pop(key)]:
+            closer = threading.Thread(target=link.close, name="detach", daemon=True)
+            closer.start()
+            self._closers.append(closer)
 
 
 _BREAKPOINT = 0xCC
