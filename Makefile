@@ -6,6 +6,9 @@ PYTHON := $(VENV)/bin/python
 # The newest of these that is there makes the environment; the CPU build of PyTorch is easiest to get for 3.11.
 PYTHONS := python3.11 python3.12 python3.13 python3.10 python3
 
+# What `make bench` is told, for example `make bench BENCH='--quick --only hits'`.
+BENCH :=
+
 .PHONY: demo test lint bench setup setup-test clean
 
 setup: $(VENV)/.stamp-base
@@ -25,7 +28,7 @@ lint: setup-test
 
 bench: setup-test
 	$(PYTHON) -m pip install --quiet --editable '.[test,bench]'
-	$(PYTHON) -m benchmarks
+	$(PYTHON) -m benchmarks $(BENCH)
 
 $(VENV)/.stamp-system: scripts/install-system-packages
 	mkdir -p $(VENV)
