@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.figures import Benchmark, Results, as_markdown, rows
+from benchmarks.machine import CpuTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,19 @@ class Run:
     software: str
     quick: bool
     seconds: float
-    load_before: float  # of the last minute: what else the machine did
-    load_after: float
+    cpu: CpuTimes  # meanwhile
     remarks: tuple[str, ...] = ()
 
     def headline(self) -> str:
         """A few lines of text."""
         how = "quick run, rough figures" if self.quick else "full run"
+        return f"{self.day}, {how} of {self.seconds / 60:.1f} min\n{self.machine}\n{self.software}\n{self.company()}"
+
+    def company(self) -> str:
+        """What else the machine did."""
         return (
-            f"{self.day}, {how} of {self.seconds / 60:.1f} min, load {self.load_before:.2f} before\n"
-            f"{self.machine}\n{self.software}"
+            f"meanwhile {self.cpu.others_share:.0%} of the CPU time went to other work on the machine "
+            f"and {self.cpu.stolen_share:.1%} to the host of the VM"
         )
 
 
@@ -45,8 +49,7 @@ def render(run: Run, measured: Iterable[tuple[Benchmark, Results]]) -> str:
         f"* **Date**: {run.day}, {how} of {run.seconds / 60:.1f} minutes",
         f"* **Machine**: {run.machine}",
         f"* **Software**: {run.software}",
-        f"* **Load** (threads that run or want to, last minute): {run.load_before:.2f} before the run, "
-        f"{run.load_after:.2f} after it",
+        f"* **Noise**: {run.company()}",
         *(f"* {remark}" for remark in run.remarks),
         "",
         _HOW_TO_READ,

@@ -95,7 +95,7 @@ class _Attached:
         self._sent = self._engine.counters().sent
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._engine.shed(self._case.sites[0].group)
+        self._engine.detach()
         sent = self._engine.counters().sent - self._sent
         while self._engine.pending_events():
             self._engine.read_events()

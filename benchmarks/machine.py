@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -58,6 +59,45 @@ def _package(name: str) -> str:
         return f"no {name}"
 
 
-def load() -> float:
-    """Runnable threads, averaged over the last minute; this process and what it starts included."""
-    return os.getloadavg()[0]
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Seconds of all CPUs since some moment."""
+
+    total: float
+    busy: float  # of any process
+    stolen: float  # by the host of a VM
+    own: float  # of this process and of the children that it has waited for
+
+    def __sub__(self, earlier: CpuTimes) -> CpuTimes:
+        return CpuTimes(
+            self.total - earlier.total,
+            self.busy - earlier.busy,
+            self.stolen - earlier.stolen,
+            self.own - earlier.own,
+        )
+
+    @property
+    def others_share(self) -> float:
+        """Of all CPU time, what went to processes that have nothing to do with the benchmarks: 0 … 1."""
+        return max(0.0, self.busy - self.own) / self.total if self.total else 0.0
+
+    @property
+    def stolen_share(self) -> float:
+        """Of all CPU time, what the host took: 0 … 1."""
+        return self.stolen / self.total if self.total else 0.0
+
+
+def parse_cpu_times(stat: str, hertz: int, own: float) -> CpuTimes:
+    """From the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
+    user, nice, system, idle, iowait, irq, softirq, steal = (
+        int(word) / hertz for word in stat.splitlines()[0].split()[1:9]
+    )
+    busy = user + nice + system + irq + softirq
+    return CpuTimes(busy + idle + iowait + steal, busy, steal, own)
+
+
+def cpu_times() -> CpuTimes:
+    """Until now."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return parse_cpu_times(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"), own)

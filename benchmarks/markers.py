@@ -10,6 +10,7 @@ from benchmarks.processes import Attached, BenchmarkError, Target
 
 SCRIPT = Path(__file__).with_name("marker_loop.py")
 LOOPS = 100_000
+SLOW_LOOPS = 10_000
 ATTACHED_LOOPS = 30_000
 
 FIGURES = (
@@ -28,6 +29,7 @@ REMARKS = (
     "Attached: the difference to the same process before the attach; both hits send an event.",
 )
 
+_SLOW = frozenset({"record_function"})
 _ALONE = ("marker", "nullcontext", "marker_kept", "nullcontext_kept")
 _OTHERS = {"nvtx": "pip install nvtx", "record_function": "pip install torch"}
 
@@ -38,7 +40,7 @@ def measure(results: Results, effort: Effort) -> None:
     with Target([sys.executable, SCRIPT, *names]) as target:
         for _ in range(effort.of(21, 5)):
             for name in names:
-                results.add(name, _ns(target, name, LOOPS))
+                results.add(name, _ns(target, name, SLOW_LOOPS if name in _SLOW else LOOPS))
     for _ in range(effort.of(5, 2)):
         with Target([sys.executable, SCRIPT, "marker"]) as target:
             plain = _ns(target, "marker", LOOPS)

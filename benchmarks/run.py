@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import attaching, hits, markers, reading, reporting, training
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Results, as_text, rows, widths_of
-from benchmarks.machine import load, software, this_machine
+from benchmarks.machine import cpu_times, software, this_machine
 from benchmarks.processes import BenchmarkError
 from rlscope_ebpf.errors import ProfilerError
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--remark", action="append", default=[], metavar="TEXT", help="for the document, of this run")
     options = parser.parse_args(arguments)
     effort = Effort(options.quick)
-    machine, versions, load_before = this_machine(), software(), load()
+    machine, versions, before = this_machine(), software(), cpu_times()
     started = time.monotonic()
     measured: list[tuple[Benchmark, Results]] = []
     for benchmark in BENCHMARKS:
@@ -72,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         software=versions,
         quick=options.quick,
         seconds=time.monotonic() - started,
-        load_before=load_before,
-        load_after=load(),
+        cpu=cpu_times() - before,
         remarks=tuple(options.remark),
     )
     tables = [(benchmark, rows(results)) for benchmark, results in measured]

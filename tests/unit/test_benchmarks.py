@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import run
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Figure, Goal, Results, as_markdown, as_text, rows, widths_of
-from benchmarks.machine import describe, this_machine
+from benchmarks.machine import CpuTimes, describe, parse_cpu_times, this_machine
 from benchmarks.processes import BenchmarkError
 
 FIGURES = (
@@ -153,7 +153,17 @@ def test_the_machine_is_described_by_kind() -> None:
 
 
 def test_a_full_document_says_so() -> None:
-    found = Run("2026-01-02", "a machine", "some software", False, 90, 0.5, 1.25)
+    found = Run("2026-01-02", "a machine", "some software", False, 90, CpuTimes(100, 60, 2.5, 50))
     text = render(found, [(Benchmark("x", "X", FIGURES, _complete), results_of(ours=[1.0]))])
     assert "one full run of 1.5 minutes" in text
-    assert "0.50 before the run, 1.25 after it" in text
+    assert "10% of the CPU time went to other work on the machine and 2.5% to the host" in text
+
+
+def test_cpu_time_of_others_is_what_is_busy_and_not_ours() -> None:
+    before = parse_cpu_times("cpu  100 10 40 800 20 5 5 20 0 0\ncpu0 …", 100, 1.0)
+    assert before.total == pytest.approx(10.0)
+    assert before.busy == pytest.approx(1.6)
+    after = parse_cpu_times("cpu  300 10 40 1580 20 5 5 40 0 0\n", 100, 2.5)
+    meanwhile = after - before
+    assert meanwhile.others_share == pytest.approx(0.05)
+    assert meanwhile.stolen_share == pytest.approx(0.02)
