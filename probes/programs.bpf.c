@@ -45,7 +45,7 @@ static __always_inline u64 longjmp_sp(struct pt_regs *ctx, u32 pid)
 {
     u64 hidden = 0;
     struct target *target = targets.lookup(&pid);
-    if (!target || bpf_probe_read_user(&hidden, sizeof(hidden), (void *)(ctx->di + JMP_BUF_SP)))
+    if (!target || read_user(&hidden, sizeof(hidden), (void *)(ctx->di + JMP_BUF_SP)))
         return 0;
     return (hidden >> JMP_BUF_ROTATION | hidden << (64 - JMP_BUF_ROTATION)) ^ target->pointer_guard;
 }

@@ -12,7 +12,7 @@ BPF_TABLE("lru_hash", u64, u8, seen_texts, 16384);
 /* Reads the text at `address` into the scratch record and returns its 64-bit hash, 0 if it cannot be read. */
 static __always_inline u64 read_text(struct rls_text *text, const void *address, u64 seed)
 {
-    long length = bpf_probe_read_user_str(text->text, RLS_TEXT_MAX, address);
+    long length = read_user_str(text->text, RLS_TEXT_MAX, address);
     if (length <= 0)
         return 0;
     text->length = length - 1;
@@ -62,9 +62,9 @@ static __always_inline void send_open_operations(struct thread *t, u32 tid, u64 
         return;
     struct rls_text text = {};
     u32 depth = 0;
-    if (bpf_probe_read_user(&depth, sizeof(depth), (void *)(*record + MARKER_DEPTH_OFFSET)))
+    if (read_user(&depth, sizeof(depth), (void *)(*record + MARKER_DEPTH_OFFSET)))
         return;
-    if (bpf_probe_read_user(text.text, RLS_OPEN_OPS_MAX * 8, (void *)(*record + MARKER_NAMES_OFFSET)))
+    if (read_user(text.text, RLS_OPEN_OPS_MAX * 8, (void *)(*record + MARKER_NAMES_OFFSET)))
         return;
     text.time_ns = now;
     text.key = depth;

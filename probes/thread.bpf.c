@@ -54,6 +54,13 @@ struct target {
     u8 unused[6];
 };
 
+/*
+ * The helpers by names of our own: at each use of its names for them BCC reads all of the kernel's symbols to see whether
+ * there is such a helper, which takes a tenth of a second.
+ */
+static long (*read_user)(void *to, u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
+static long (*read_user_str)(void *to, u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user_str;
+
 BPF_RINGBUF_OUTPUT(events, EVENT_RING_PAGES);
 BPF_RINGBUF_OUTPUT(texts, TEXT_RING_PAGES);
 BPF_TABLE("hash", u32, struct thread, threads, RLS_MAX_THREADS);
