@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.capture.compiler import CompiledPrograms, compile_programs
 from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, SiteClass, make_cookie
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.links import Link, attach
@@ -43,9 +44,9 @@ class ProbeSite:
 class Engine:
     """Not thread-safe. `method` is an attach method of `links`. Raises UnsupportedError if BPF cannot be used."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, compiled: CompiledPrograms | None = None) -> None:
         self.method = method
-        self._programs = Programs(method)
+        self._programs = Programs(compile_programs(method) if compiled is None else compiled)
         self._links: dict[tuple[int, Group], list[Link]] = defaultdict(list)
         self._closers: list[threading.Thread] = []
         self._tracepoints: Link | None = None

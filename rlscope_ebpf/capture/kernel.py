@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from rlscope_ebpf.errors import UnsupportedError
+
 MINIMUM_KERNEL = (5, 15)
 """Oldest kernel whose perf-event uprobes carry a BPF cookie, which tells one probe from another."""
 
@@ -32,6 +34,24 @@ def parse_release(release: str) -> tuple[int, ...]:
 def attach_methods(version: tuple[int, ...]) -> tuple[str, ...]:
     """The attach methods a kernel has, best first; () if it is too old for any."""
     return tuple(method for method, needed in MINIMUM_KERNEL_OF_METHOD.items() if version >= needed)
+
+
+def choose_attach_method(wanted: str) -> str:
+    """The attach method to use: the wanted one, or for "auto" the best. Raises UnsupportedError if there is none."""
+    available = attach_methods(kernel_version())
+    if wanted != "auto":
+        if wanted not in available:
+            raise UnsupportedError(
+                f"Kernel {kernel_release()} has no attach method {wanted!r}.",
+                f"It has: {', '.join(available) or 'none'}; leave --attach-method away to take the best.",
+            )
+        return wanted
+    if not available:
+        raise UnsupportedError(
+            f"Kernel {kernel_release()} is too old: probes with cookies need 5.15 or newer.",
+            "Run the profiler on a machine with a newer kernel.",
+        )
+    return available[0]
 
 
 CAPABILITIES: dict[str, int] = {

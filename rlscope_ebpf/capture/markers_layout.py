@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.capture.marker_offsets import NAMES_OFFSET
 from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.model.categories import UNKNOWN_OPERATION
@@ -85,11 +86,6 @@ REGISTRY_DTYPE: Final = np.dtype(
 )
 """`struct rlscope_registry`, 760 bytes."""
 
-DEPTH_OFFSET: Final = 12
-"""Of `depth` (u32) in a record."""
-
-NAMES_OFFSET: Final = 64
-"""Of `names` (pointers, outermost first) in a record."""
 
 _RECORDS_AT_ONCE: Final = 512
 _ATTEMPTS: Final = 20  # at a record whose owner keeps changing it

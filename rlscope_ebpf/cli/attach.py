@@ -23,9 +23,15 @@ def command(context: click.Context, /, pids: tuple[int, ...], **given: Any) -> i
     """
     options = replace(read_capture_options(**given), pids=parse_pids(pids))
 
-    from rlscope_ebpf.cli.recording import follow_notices, record
+    from rlscope_ebpf.capture.preparation import Preparation
+    from rlscope_ebpf.capture.process import inspect
 
-    recording = record(options, notices=follow_notices(context))
+    for pid in options.pids:
+        inspect(pid)  # a wrong pid is the first thing to complain about
+    with Preparation(options.attach_method) as preparation:
+        from rlscope_ebpf.cli.recording import follow_notices, record
+
+        recording = record(options, preparation=preparation, notices=follow_notices(context))
     if recording.failure is not None:
         raise recording.failure
     return 0

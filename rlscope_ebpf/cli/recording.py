@@ -29,6 +29,7 @@ from rlscope_ebpf.trace.writer import TraceWriter, owner_from_sudo
 
 if TYPE_CHECKING:
     from rlscope_ebpf.capture.launch import LaunchedCommand
+    from rlscope_ebpf.capture.preparation import Preparation
     from rlscope_ebpf.live.snapshot import Snapshot
     from rlscope_ebpf.session.runner import Profiler
 
@@ -177,23 +178,25 @@ def trace_path(options: CaptureOptions) -> Path:
 
 
 def record(
-    options: CaptureOptions, *, command: LaunchedCommand | None = None, notices: Sequence[str] = ()
+    options: CaptureOptions,
+    *,
+    command: LaunchedCommand | None = None,
+    preparation: Preparation | None = None,
+    notices: Sequence[str] = (),
 ) -> Recording:
     """Capture until it ends, and print the summary on stdout and the trace's name on stderr.
 
     Args:
         options: with the pids filled in.
         command: a held command to let go once the probes are attached; its end ends the capture.
+        preparation: what has been made ready for the capture already.
         notices: sentences to show, in addition to those of the profiler.
 
     Raises:
         ProfilerError: nothing was captured.
     """
-    from rlscope_ebpf.capture.process import inspect
     from rlscope_ebpf.session.runner import Profiler
 
-    for pid in options.pids:
-        inspect(pid)  # a wrong pid is the first thing to complain about
     interruptions = Interruptions()
     with interruptions.watched():
         writer = None
@@ -203,6 +206,7 @@ def record(
         try:
             with Profiler(options) as profiler:
                 profiler.notices.extend(notices)
+                profiler.preparation = preparation
                 profiler.attach()
                 interruptions.begin()
                 recording = _conduct(profiler, writer, command, interruptions)

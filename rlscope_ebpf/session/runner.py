@@ -19,13 +19,14 @@ from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.engine import Engine, armed_sites
-from rlscope_ebpf.capture.kernel import attach_methods, kernel_release, kernel_version
+from rlscope_ebpf.capture.kernel import kernel_release
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
+from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.capture.process import inspect, open_pidfd
-from rlscope_ebpf.errors import ProfilerError, UnsupportedError
+from rlscope_ebpf.errors import UnsupportedError
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
@@ -75,6 +76,8 @@ class Profiler:
         self.sinks: list[Sink] = []
         self.notices: list[str] = []
         self.info: SessionInfo | None = None
+        self.preparation: Preparation | None = None
+        """May be set before `attach`, which otherwise makes its own."""
         self.costs = ProbeCosts()
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
@@ -115,42 +118,25 @@ class Profiler:
         """The profiled processes."""
         return tuple(self._targets.values())
 
-    def prepare(self) -> None:
-        """Compile and load the BPF programs: what can be done before the target is known. Raises ProfilerErrors."""
-        if self._loaded is None:
-            self._loaded = Engine(self._choose_method())
-            try:
-                self._loaded.follow_scheduler()
-            except OSError as error:
-                self.notices.append(
-                    f"The scheduler's tracepoints are not available ({error.strerror}): "
-                    "waiting threads show as running."
-                )
+    def _load(self, preparation: Preparation) -> None:
+        self._loaded = preparation.engine()
+        try:
+            self._loaded.follow_scheduler()
+        except OSError as error:
+            self.notices.append(
+                f"The scheduler's tracepoints are not available ({error.strerror}): waiting threads show as running."
+            )
 
     def attach(self) -> None:
         """Attach to every process of the options. Raises ProfilerErrors; nothing stays attached then."""
         processes = [inspect(pid) for pid in self.options.pids]
-        # Compiling takes about as long as planning; both mostly run outside the interpreter lock.
-        failure: list[ProfilerError] = []
-
-        def compile_programs() -> None:
-            try:
-                self.prepare()
-            except ProfilerError as error:
-                failure.append(error)
-
-        compiler = threading.Thread(target=compile_programs, name="bpf-compiler")
-        compiler.start()
         plans: list[tuple[Target, list[Plan]]] = []
-        try:
+        with self.preparation or Preparation(self.options.attach_method) as preparation:
             for process in processes:
                 target = self._targets[process.pid] = Target(process, MapsWatcher(process.pid), open_pidfd(process))
                 self._plan_for(target)
                 plans.append((target, target.plan(target.watcher.poll() or [])))
-        finally:
-            compiler.join()
-        if failure:
-            raise failure[0]
+            self._load(preparation)
         start_ns = monotonic_ns()
         self._started = Matcher(start_ns, thread_name=thread_name)
         for target, planned in plans:
@@ -215,23 +201,6 @@ class Profiler:
             Planner(target.pid, self.options.libraries, markers=self.options.markers, groups=groups)
             for groups in (_FIRST, ALL_GROUPS - _FIRST)
         )
-
-    def _choose_method(self) -> str:
-        available = attach_methods(kernel_version())
-        wanted = self.options.attach_method
-        if wanted != "auto":
-            if wanted not in available:
-                raise UnsupportedError(
-                    f"Kernel {kernel_release()} has no attach method {wanted!r}.",
-                    f"It has: {', '.join(available) or 'none'}; leave --attach-method away to take the best.",
-                )
-            return wanted
-        if not available:
-            raise UnsupportedError(
-                f"Kernel {kernel_release()} is too old: probes with cookies need 5.15 or newer.",
-                "Run the profiler on a machine with a newer kernel.",
-            )
-        return available[0]
 
     def _start_target(self, target: Target, plans: list[Plan]) -> None:
         engine, matcher = self._engine, self._matcher

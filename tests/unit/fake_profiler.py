@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from types import ModuleType, TracebackType
 
 import numpy as np
@@ -106,4 +107,7 @@ def install() -> None:
     """Put it in the place of the real one."""
     module = ModuleType("rlscope_ebpf.session.runner")
     module.__dict__["Profiler"] = Profiler
+    sys.modules[module.__name__] = module
+    module = ModuleType("rlscope_ebpf.capture.preparation")
+    module.__dict__["Preparation"] = lambda _method: nullcontext()
     sys.modules[module.__name__] = module

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlscope_ebpf.markers as rls
+from rlscope_ebpf.capture import marker_offsets
 from rlscope_ebpf.capture import markers_layout as layout
 from rlscope_ebpf.capture.maps import read_maps
 from rlscope_ebpf.capture.markers_layout import ThreadStack, parse_process, parse_registry, read_thread_stacks
@@ -63,8 +64,8 @@ def test_the_mirror_agrees_with_the_header(tmp_path: Path) -> None:
         assert dtype.fields
         mirrored |= {f"{struct}.{name}": field[1] for name, field in dtype.fields.items()}
     assert compiled == mirrored
-    assert compiled["rlscope_thread_record.depth"] == layout.DEPTH_OFFSET
-    assert compiled["rlscope_thread_record.names"] == layout.NAMES_OFFSET
+    assert compiled["rlscope_thread_record.depth"] == marker_offsets.DEPTH_OFFSET
+    assert compiled["rlscope_thread_record.names"] == marker_offsets.NAMES_OFFSET
 
 
 def own_stacks() -> dict[int, ThreadStack]:
