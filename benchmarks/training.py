@@ -31,6 +31,7 @@ FIGURES = (
     Figure("default", "time with the profiler, default options, to time without", "x", 3),
     Figure("unlimited", "time with the profiler, --max-overhead 0, to time without", "x", 3),
     Figure("py_spy", "time with py-spy record (100 samples/s) to time without", "x", 3),
+    Figure("hits", "probe hits, --max-overhead 0", "k hits/s", 1),
     Figure("events", "events of the profiler, --max-overhead 0", "k events/s", 1),
     Figure("bytes", "bytes per event in the trace, --max-overhead 0", "bytes", 2, Goal("at most", 8)),
     Figure("trace", "trace per second of training, --max-overhead 0", "kB/s"),
@@ -150,6 +151,7 @@ def _trace(results: Results, target: Target, folder: Path, seconds: int, steps: 
         raise BenchmarkError("the trace is not complete")
     received = reader.counters.received
     size = profiled.trace.stat().st_size
+    results.add("hits", reader.counters.hits / spent / 1e3)
     results.add("events", received / spent / 1e3)
     results.add("bytes", size / received)
     results.add("trace", size / spent / 1e3)
