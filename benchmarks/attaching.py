@@ -27,7 +27,7 @@ FEW, MANY = 1_000, 3_000
 VERBS = ("", "attach", "run", "report", "view", "doctor", "demo")
 
 FIGURES = (
-    Figure("attached", "attach: from its start until every probe is set", "s", 2, Goal("at most", 2)),
+    Figure("attached", "attach: from its start until every probe is set", "s", 2),
     Figure("first_data", "attach: from its start until the first data", "s", 2, Goal("at most", 2)),
     Figure("probes", "probes that such an attach sets", "probes"),
     Figure("planned", "of which: finding functions and sites", "s", 2),
