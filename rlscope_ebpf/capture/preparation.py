@@ -61,6 +61,7 @@ class Preparation:
         self._thread.join()  # a compiler must not be at work while the process ends
         if self._engine is not None:
             self._engine.close()
+            self._engine = None
 
     def _make(self) -> None:
         if _LIBC.unshare(_CLONE_FS) != 0:

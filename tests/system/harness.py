@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import glob
 import importlib.util
 import json
@@ -177,7 +176,15 @@ class Program:
 class Profiler:
     """`rlscope-ebpf VERB …`, running."""
 
-    def __init__(self, arguments: Sequence[str | Path], folder: Path, *, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str | Path],
+        folder: Path,
+        *,
+        prefix: Sequence[str] = (),
+        stdin: int = subprocess.DEVNULL,
+        group: bool = False,  # of its own, as a shell gives to what it starts
+    ) -> None:
         number = time.monotonic_ns()
         self._out = folder / f"profiler-{number}.out"
         self._err = folder / f"profiler-{number}.err"
@@ -185,10 +192,11 @@ class Profiler:
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(
                 [*prefix, str(PROFILER), *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 cwd=folder,
+                start_new_session=group,
             )
 
     @property
@@ -350,8 +358,3 @@ def footprint(pid: int) -> Footprint:
     return Footprint(
         len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")), pages * resource.getpagesize()
     )
-
-
-def memory_locked() -> None:
-    """Not dumpable: nobody but root may look into this process. For `Program(before=…)`; lost at execve."""
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)

@@ -1,0 +1,134 @@
+"""`run`: a command from its very first instruction, whose exit status is passed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import ROOT, START_S, TRUTH, Profiler, build, compare, operations_of, report, rlscope, wait_for
+
+pytestmark = pytest.mark.system
+
+FIRST = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+import rlscope_ebpf.markers as rls
+with rls.operation("very first"):
+    sum(range(1000))
+for _ in range(3):
+    with rls.operation("then"):
+        pass
+print("output", *sys.argv[1:])
+"""
+
+SLOW = f"""
+import signal, sys, time
+sys.path.append({str(ROOT)!r})
+import rlscope_ebpf.markers as rls
+def leave(number, frame):
+    print("leaving", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGINT, leave)
+print("started", flush=True)
+while True:
+    with rls.operation("turn"):
+        time.sleep(0.01)
+"""
+
+
+def _run(folder: Path, *words: str) -> tuple[int, str, str]:
+    done = rlscope("run", "-o", "a.rlscope", "--no-tui", "--", *words, folder=folder)
+    return done.status, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3, 255])
+def test_exit_status_passes_through(status: int, tmp_path: Path) -> None:
+    found, _, stderr = _run(tmp_path, sys.executable, "-c", f"raise SystemExit({status})")
+    assert found == status, stderr
+    assert report(tmp_path / "a.rlscope")["session"]["complete"]
+
+
+def test_signal_that_ends_the_command(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert _run(tmp_path, sys.executable, "-c", code)[0] == 128 + signal.SIGKILL
+
+
+def test_arguments_and_output_are_the_commands_own(tmp_path: Path) -> None:
+    status, stdout, _ = _run(tmp_path, sys.executable, "-c", FIRST, "--duration", "x")
+    assert status == 0
+    assert "output --duration x" in stdout.splitlines()
+
+
+def test_operations_of_the_first_moment_are_seen(tmp_path: Path) -> None:
+    assert _run(tmp_path, sys.executable, "-c", FIRST)[0] == 0
+    document = report(tmp_path / "a.rlscope")
+    (process,) = document["processes"]
+    operations = operations_of(document, process["pid"])
+    assert operations["very first"]["count"] == 1
+    assert operations["then"]["count"] == 3
+    assert document["losses"]["events"] == 0
+
+
+def test_known_truth_from_the_first_instruction(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
+    """Everything of the program, whose libraries are all loaded while the profiler looks on. Counts are exact."""
+    receive, send = os.pipe()
+    work = ("--seconds", "2", "--scenario", "ctypes_held", "--scenario", "nesting", "--scenario", "exceptions")
+    profiler = start_profiler(
+        "run",
+        "-o",
+        "a.rlscope",
+        "--no-tui",
+        "--max-overhead",
+        "0",
+        *build.LIBRARY_OPTIONS,
+        "--",
+        sys.executable,
+        TRUTH,
+        *work,
+        stdin=receive,
+    )
+    os.close(receive)
+    wait_for(lambda: "READY" in profiler.stdout, START_S, "READY of the command")
+    time.sleep(1)  # in which its libraries are found
+    os.write(send, b"go\n")
+    os.close(send)
+    assert profiler.wait(60) == 0, profiler.stderr
+    truth = json.loads(re.findall(r"^TRUTH (.*)$", profiler.stdout, re.MULTILINE)[0])
+    mismatches = compare.compare(truth, report(tmp_path / "a.rlscope"), tolerance=0.1, ignore=("thrown_to_binding",))
+    assert not mismatches, "\n".join(map(str, mismatches))
+
+
+def test_ctrl_c_reaches_the_command_and_waits_for_it(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
+    profiler = start_profiler("run", "-o", "a.rlscope", "--no-tui", "--", sys.executable, "-c", SLOW, group=True)
+    profiler.wait_until_attached()
+    wait_for(lambda: "started" in profiler.stdout, 10, "the command's start")
+    time.sleep(0.5)
+    os.killpg(profiler.pid, signal.SIGINT)  # as a terminal does
+    assert profiler.wait() == 7
+    assert "leaving" in profiler.stdout
+    assert "turn" in profiler.stdout  # the summary
+    assert report(tmp_path / "a.rlscope")["session"]["complete"]
+
+
+def test_sigterm_ends_the_profiler_not_the_command(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
+    profiler = start_profiler("run", "-o", "a.rlscope", "--no-tui", "--", sys.executable, "-c", SLOW)
+    profiler.wait_until_attached()
+    wait_for(lambda: "started" in profiler.stdout, 10, "the command's start")
+    time.sleep(0.5)
+    profiler.signal(signal.SIGTERM)
+    assert profiler.wait() == 0
+    (process,) = report(tmp_path / "a.rlscope")["processes"]
+    os.kill(process["pid"], signal.SIGINT)  # it is still there: raises otherwise
+    assert str(process["pid"]) in profiler.stderr
+
+
+def test_program_that_does_not_exist(tmp_path: Path) -> None:
+    rlscope("run", "--", "no-such-program-anywhere", folder=tmp_path).refused(2, "no-such-program-anywhere")
+    assert not list(tmp_path.iterdir())
