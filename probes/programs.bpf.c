@@ -81,6 +81,8 @@ static __always_inline int entered(struct pt_regs *ctx)
         u8 keep = category;
         if (action != RLS_ACT_CALL)
             keep = RLS_KEEP_NONE;
+        else if (cookie & RLS_COOKIE_OPERATION)
+            keep = RLS_KEEP_CALLS;
         u64 gone = sp;
         if (action > RLS_ACT_CATCH)
             gone = sp - 1;
@@ -89,7 +91,7 @@ static __always_inline int entered(struct pt_regs *ctx)
             if (restored > sp)
                 gone = restored - 1;
         }
-        drop_frames(t, tid, now, gone, keep);
+        drop_frames(t, tid, now, gone, keep, site);
         u8 flags = action == RLS_ACT_EXIT && t->dropped != t->dropped_healed ? 0 : RLS_F_HEALED;
         if (t->dropped && current_category(t) != t->sent) {
             send_change(t, tid, now, RLS_EV_RETURN, t->dropped_site, flags);
@@ -180,7 +182,7 @@ static __always_inline int returned(struct pt_regs *ctx)
     u32 site = RLS_COOKIE_SITE(cookie);
     u8 flags = 0;
     if (action == RLS_ACT_CALL) {
-        drop_frames(t, tid, now, sp, RLS_KEEP_NONE);
+        drop_frames(t, tid, now, sp, RLS_KEEP_NONE, 0);
         site = t->dropped_site;
         if (t->dropped == t->dropped_healed)
             flags = RLS_F_HEALED;

@@ -185,12 +185,21 @@ static __always_inline void send_change(struct thread *t, u32 tid, u64 now, u8 k
 }
 
 #define RLS_KEEP_NONE 0xff
+#define RLS_KEEP_CALLS 0xfe
 
-/*
- * Takes away the followed calls that are gone once the thread is seen at stack pointer `sp`: those below it and, unless
- * their category is `keep`, those at it. Then sends the end of operations and the change of category, if any.
- */
-static __always_inline void drop_frames(struct thread *t, u32 tid, u64 now, u64 sp, u8 keep)
+/* Whether a followed call is gone once site `site` is hit at stack pointer `sp`. Of those at `sp` itself, one of category
+ * `keep` goes on; an operation goes on unless its own function is entered again. */
+static __always_inline int is_gone(struct frame *f, u64 sp, u8 keep, u32 site)
+{
+    if (f->sp != sp || keep == RLS_KEEP_NONE)
+        return f->sp <= sp;
+    if (f->operation)
+        return f->site == site;
+    return keep != RLS_KEEP_CALLS && f->category != keep;
+}
+
+/* Takes away the followed calls that are gone, and sends the end of the operations among them. */
+static __always_inline void drop_frames(struct thread *t, u32 tid, u64 now, u64 sp, u8 keep, u32 site)
 {
     t->dropped = 0;
     t->dropped_healed = 0;
@@ -201,14 +210,14 @@ static __always_inline void drop_frames(struct thread *t, u32 tid, u64 now, u64 
         if (depth == 0)
             break;
         struct frame *f = frame_at(t, depth - 1);
-        if (f->sp > sp || (f->sp == sp && f->category == keep))
+        if (!is_gone(f, sp, keep, site))
             break;
         t->depth = depth - 1;
         t->dropped++;
         t->dropped_healed += f->sp < sp;
         t->dropped_operations += f->operation;
         t->dropped_site = f->site;
-        if (f->category == RLS_CAT_PYTHON)
+        if (f->category == RLS_CAT_PYTHON && !f->operation)
             t->held = f->held;
     }
     if (t->dropped_healed)
