@@ -37,7 +37,7 @@ figure of the profiler disagrees every time."""
 HALF_BIN = 1 / 64
 """A percentile is the middle of a bin of the report's histogram."""
 
-FUNCTION_NS = 400_000
+FUNCTION_NS = 1_000_000
 """Default of --call-ns."""
 
 
