@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.analysis.breakdown import Breakdown, Progress, TraceSource, break_down
 from rlscope_ebpf.model.session import SessionInfo
-from rlscope_ebpf.model.tables import TABLES, Losses
+from rlscope_ebpf.model.tables import TABLES, Losses, Notice
 from rlscope_ebpf.trace.reader import TraceReader
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class Trace:
     def losses(self) -> Losses:
         """What the session could not record."""
         return self._source.losses
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What the profiler had to say, oldest first; the `important` ones change how figures are to be read."""
+        return tuple(self._source.notices)
 
     def breakdown(self, progress: Progress | None = None) -> Breakdown:
         """The figures of the report; read once, then kept. `progress` counts intervals."""

@@ -14,6 +14,7 @@ from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Counters,
     Losses,
+    Notice,
     PathInfo,
     ProbeInfo,
     ProcessInfo,
@@ -49,6 +50,8 @@ class TraceSource(Protocol):
     def end(self) -> SessionEnd | None: ...
     @property
     def now_ns(self) -> int: ...
+    @property
+    def notices(self) -> Sequence[Notice]: ...
     @property
     def processes(self) -> Mapping[int, ProcessInfo]: ...
     @property
@@ -161,6 +164,7 @@ class Breakdown:
     losses: Losses
     counters: Counters
     overhead: Overhead
+    notices: tuple[Notice, ...]  # oldest first
     processes: tuple[Process, ...]
 
     @property
@@ -227,6 +231,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
             calibrated=trace.info.calibration.get("calibrated") is True,
             probes_shed=counters.probes_shed,
         ),
+        notices=tuple(trace.notices),
         processes=processes,
     )
 

@@ -65,7 +65,7 @@ def describe(snapshot: Snapshot) -> str:
     parts = [
         fmt.clock(snapshot.elapsed_ns),
         f"{fmt.rate(snapshot.events_per_s)} events",
-        f"{counters.probes_armed} of {counters.probes_attached} probes armed",
+        fmt.probes(counters),
         f"overhead about {fmt.percent(snapshot.overhead_fraction)}",
         fmt.losses(snapshot.losses) or "nothing lost",
     ]

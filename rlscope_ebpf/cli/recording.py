@@ -137,7 +137,7 @@ class CaptureThread(threading.Thread):
 
 
 class LiveSource:
-    """The live model with the profiler's notices, as the UI wants it. Raises the capture's error."""
+    """The live model as the UI wants it, and the notices as the progress lines do. Raises the capture's error."""
 
     def __init__(self, model: LiveModel, notices: Sequence[str], thread: CaptureThread) -> None:
         self._model = model
@@ -146,12 +146,10 @@ class LiveSource:
         self._passed_on = 0
         self.on_snapshot: Callable[[], None] = lambda: None
 
-    def pass_on_notices(self) -> list[str]:
-        """Notices that came since the last time; the model has them from now on."""
+    def new_notices(self) -> list[str]:
+        """Notices that came since the last time. The model gets them with the batches."""
         new = list(self._notices[self._passed_on :])
         self._passed_on += len(new)
-        for notice in new:
-            self._model.notice(notice)
         return new
 
     def snapshot(self) -> Snapshot:
@@ -159,7 +157,6 @@ class LiveSource:
         if self._thread.error is not None:
             raise self._thread.error
         self.on_snapshot()
-        self.pass_on_notices()
         return self._model.snapshot()
 
 
@@ -287,7 +284,7 @@ def _show_progress(
     progress.say(_opening(options, command))
     while thread.is_alive():
         thread.join(TICK_S)
-        for notice in source.pass_on_notices():
+        for notice in source.new_notices():
             progress.say(notice)
         if thread.error is None and progress.is_due():
             progress.show(source.snapshot())
@@ -298,7 +295,7 @@ def _show_progress(
         progress.say("Detaching and finishing.")
         thread.stop.set()
         _join(thread)
-    for notice in source.pass_on_notices():
+    for notice in source.new_notices():
         progress.say(notice)
 
 

@@ -69,7 +69,7 @@ def _closing(snapshot: Snapshot) -> str:
     counters = snapshot.counters
     losses = fmt.losses(snapshot.losses)
     return (
-        f"{counters.probes_armed} of {counters.probes_attached} probes armed, "
+        f"{fmt.probes(counters)}, "
         f"{fmt.plural(counters.received, 'event')}, {losses or 'nothing lost'}, "
         f"overhead about {fmt.percent(snapshot.overhead_fraction)} of the target's time"
     )

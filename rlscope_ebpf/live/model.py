@@ -42,6 +42,8 @@ class LiveModel:
         """Add a batch."""
         with self._lock:
             self._totals.add(batch)
+            for text in batch.notices:
+                self._add_notice(text)
             self._now_ns = max(self._now_ns, batch.now_ns)
             self._received.append((self._now_ns, batch.counters.received))
             # The one at or before the window's start stays: the rate counts from there.
@@ -57,8 +59,7 @@ class LiveModel:
     def notice(self, text: str) -> None:
         """Add a sentence for the user; one that is already there is not repeated. Any thread may call."""
         with self._lock:
-            if text not in self._notices:
-                self._notices.append(text)
+            self._add_notice(text)
 
     def snapshot(self) -> Snapshot:
         """Everything at this moment. Any thread may call; takes a few ms for hundreds of operations."""
@@ -81,6 +82,10 @@ class LiveModel:
                 phases=totals.phases(),
                 notices=tuple(self._notices),
             )
+
+    def _add_notice(self, text: str) -> None:
+        if text not in self._notices:
+            self._notices.append(text)
 
     def _rate(self) -> float:
         if not self._received:

@@ -83,7 +83,7 @@ class Snapshot:
     gpu_kernels: tuple[CallRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
     phases: tuple[str, ...] = ()
-    notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first
+    notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first; see ImportantNotice
 
     @property
     def elapsed_ns(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rlscope_ebpf.model.categories import UNTRACKED, Category
-from rlscope_ebpf.model.tables import Losses
+from rlscope_ebpf.model.tables import Counters, Losses
 
 WIDTH = 8
 """The longest text that `duration`, `count` and `percent` return, in characters."""
@@ -126,6 +126,11 @@ def plural(n: int, noun: str, nouns: str | None = None) -> str:
     return f"{count(n)} {noun if n == 1 else nouns or noun + 's'}"
 
 
+def plural_exact(n: int, noun: str, nouns: str | None = None) -> str:
+    """ "1 probe", "12,345 probes"."""
+    return f"{n:,} {noun if n == 1 else nouns or noun + 's'}"
+
+
 def shorten(text: str, width: int) -> str:
     """`text` in at most `width` characters, with an ellipsis at its end if cut."""
     if len(text) <= width:
@@ -154,6 +159,12 @@ def transition(kind: str) -> str:
     if not separator or origin not in labels or target not in labels:
         return kind
     return f"{labels[origin]} → {labels[target]}"
+
+
+def probes(counters: Counters) -> str:
+    """How many probes there are: "1,663 of 1,678 probes armed, 15 taken off"."""
+    text = f"{counters.probes_armed:,} of {plural_exact(counters.probes_attached, 'probe')} armed"
+    return f"{text}, {counters.probes_shed:,} taken off" if counters.probes_shed else text
 
 
 def losses(totals: Losses, *, harmless: bool = False) -> str:

@@ -159,6 +159,26 @@ class Counters:
 Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo
 
 
+class ImportantNotice(str):
+    """A notice without which figures would be misread: screens show it before all others."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A sentence for the user, and when it was said."""
+
+    text: str
+    time_ns: int
+    important: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """As batches carry it."""
+        return ImportantNotice(self.text) if self.important else self.text
+
+
 @dataclass(slots=True)
 class Batch:
     """What one turn of the session produced. Definitions come before the rows that use them."""
@@ -168,3 +188,4 @@ class Batch:
     tables: dict[str, NDArray[np.void]] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     counters: Counters = field(default_factory=Counters)
+    notices: list[str] = field(default_factory=list)  # sentences for the user, each in one batch; see ImportantNotice

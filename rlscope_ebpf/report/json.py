@@ -33,7 +33,8 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     Beyond the contract: `session` has `problems` (what is missing or damaged, in sentences), `loss_fraction` (of the
     events that the probes wanted to send) and `shares_refused` (so much is missing that no percentage should be made of
     these figures); an operation has `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a
-    process has its phases, threads, progress and metadata.
+    process has its phases, threads, progress and metadata. `notices` are the sentences that the profiler had for the
+    user, each with its time; the `important` ones say that something is counted differently from then on.
     """
     info, end = breakdown.info, breakdown.end
     return {
@@ -65,6 +66,10 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "calibrated": breakdown.overhead.calibrated,
             "probes_shed": breakdown.overhead.probes_shed,
         },
+        "notices": [
+            {"text": notice.text, "time_ns": notice.time_ns, "important": notice.important}
+            for notice in breakdown.notices
+        ],
         "processes": [_process(process) for process in breakdown.processes],
     }
 

@@ -94,6 +94,7 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
     share: Share = (lambda _: REFUSED) if breakdown.shares_refused else fmt.percent
     yield _header(breakdown, source)
     yield from _warnings(breakdown)
+    yield from _notices(breakdown)
     for process in breakdown.processes:
         yield Text()
         yield _process_line(process)
@@ -159,6 +160,21 @@ def _warnings(breakdown: Breakdown) -> Iterator[RenderableType]:
             "need not look like what is there. Record again with a lower --max-overhead, which takes probes off.",
             style,
         )
+
+
+def _notices(breakdown: Breakdown) -> Iterator[RenderableType]:
+    """What the profiler had to say meanwhile, and when."""
+    if not breakdown.notices:
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for notice in breakdown.notices:
+        after = fmt.clock(notice.time_ns - breakdown.info.start_ns)
+        table.add_row(f"  {after}", Text(fmt.printable(notice.text), "yellow" if notice.important else ""))
+    yield Text()
+    yield Text("NOTICES", "bold")
+    yield table
 
 
 def _process_line(process: Process) -> Text:

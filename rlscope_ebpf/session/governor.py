@@ -8,14 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.cookie import Group
+from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.tables import ImportantNotice
 
 SHED_ORDER: tuple[Group, ...] = (Group.GIL, Group.REENTRY)
 """What is given up, in order. Markers, CUDA and boundary calls are what the figures are made of: they stay."""
 
-WHAT_IS_LOST: dict[Group, str] = {
-    Group.GIL: "waiting and sleeping Python threads now count as python instead of other",
-    Group.REENTRY: "Python code called back from native code now counts as part of the native call",
+GROUP_NAMES: dict[Group, str] = {
+    Group.GIL: "the probes on the interpreter lock",
+    Group.REENTRY: "the probes on callbacks into Python",
 }
+
+WHAT_IS_LOST: dict[Group, str] = {
+    Group.GIL: "Waiting and sleeping Python threads now count as python instead of other",
+    Group.REENTRY: "Python code called from native code now counts as part of the native call",
+}
+"""How the figures change without a group: the beginning of a sentence."""
 
 _OVER_TURNS = 2
 """Turns in a row over the limit before something is given up: one burst is not a trend."""
@@ -50,14 +58,14 @@ class Governor:
         for group in self._left:
             if spent_ns[group] > 0.1 * (float(spent_ns.sum()) - self.limit * target_ns):
                 self._left = tuple(other for other in self._left if other != group)
-                return group, (
-                    f"Probes took {share:.1%} of the target's time, over the limit of {self.limit:.0%}: "
-                    f"the {group.name} probes were removed, and {WHAT_IS_LOST[group]}."
+                return group, ImportantNotice(
+                    f"{WHAT_IS_LOST[group]}: {GROUP_NAMES[group]} were taken off, since all probes together took "
+                    f"{fmt.percent(share)} of the target's time, over the limit of {fmt.percent(self.limit)}."
                 )
         if self._warned:
             return None, None
         self._warned = True
         return None, (
-            f"Probes take {share:.1%} of the target's time, over the limit of {self.limit:.0%}, "
+            f"Probes take {fmt.percent(share)} of the target's time, over the limit of {fmt.percent(self.limit)}, "
             "and none are left that the figures can do without."
         )

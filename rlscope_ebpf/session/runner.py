@@ -68,7 +68,8 @@ GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls 
 class Profiler:
     """One session. Use as a context manager: `attach`, then `run` until stopped.
 
-    `sinks` and `notices` (sentences for the user) may be filled before `run`.
+    `sinks` and `notices` (sentences for the user, which batches hand on) may be filled before `run`, and notices
+    added at any time.
     """
 
     def __init__(self, options: CaptureOptions) -> None:
@@ -84,10 +85,11 @@ class Profiler:
         self._early: list[Batch] = []  # what was matched while attaching
         self._telling = False  # whether any probe tells something by itself
         self._loaded_ns = 0  # when a target last loaded something
-        self._by_group: dict[str, int] = {}
+        self._by_group: dict[str, tuple[int, int]] = {}  # probes attached, of these armed
         self._shed_groups: set[Group] = set()
         self._definitions: list[Definition] = []
         self._attached = self._armed = self._shed = self._received = 0
+        self._notices_given = 0
         self._counters: ProbeCounters | None = None
         self._governor = Governor(options.max_overhead / 100)
         self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
@@ -278,7 +280,8 @@ class Profiler:
         self._attached += len(probes)
         self._armed += sum(probe.armed for probe in probes)
         for probe in probes:
-            self._by_group[probe.group] = self._by_group.get(probe.group, 0) + 1
+            attached, armed = self._by_group.get(probe.group, (0, 0))
+            self._by_group[probe.group] = attached + 1, armed + probe.armed
 
     def _session_info(self, start_ns: int) -> SessionInfo:
         capture = self.options.as_dict() | {"attach_method": self._engine.method}
@@ -331,6 +334,8 @@ class Profiler:
         counters = self._counters = self._engine.counters()
         batch.losses = self._losses(batch.losses, counters)
         batch.counters = self._work(counters)
+        batch.notices = self.notices[self._notices_given :]
+        self._notices_given += len(batch.notices)
         for sink in self.sinks:
             sink.batch(batch)
 
@@ -406,7 +411,9 @@ class Profiler:
         if group is not None:
             self._engine.shed(group)
             self._shed_groups.add(group)
-            self._shed += self._by_group.get(group.name.lower(), 0)
+            attached, armed = self._by_group.pop(group.name.lower(), (0, 0))
+            self._shed += attached
+            self._armed -= armed
         if notice:
             self.notices.append(notice)
 

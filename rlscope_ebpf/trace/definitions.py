@@ -15,6 +15,7 @@ from rlscope_ebpf.model.tables import (
     Counters,
     Definition,
     Losses,
+    Notice,
     PathInfo,
     ProbeInfo,
     ProcessInfo,
@@ -106,6 +107,7 @@ KINDS: dict[str, tuple[type[Definition], dict[str, Check]]] = {
 """Kinds of definitions by the first key of their objects. The value under that key is the model's first field."""
 
 _KIND_OF: dict[type[Any], str] = {model: kind for kind, (model, _) in KINDS.items()}
+_NOTICE: dict[str, Check] = {"text": _text, "time_ns": _count, "important": _truth}
 _LOSSES: dict[str, Check] = dict.fromkeys(Losses.__slots__, _count)
 _COUNTERS: dict[str, Check] = {name: _counts if name == "hits_by_class" else _count for name in Counters.__slots__}
 _HEADER: dict[str, tuple[str, Check]] = {
@@ -157,6 +159,17 @@ def read_totals(entries: Mapping[str, Any]) -> tuple[Losses, Counters, int]:
     losses: Losses = _build(Losses, _map(entries.get("losses")), _LOSSES)
     counters: Counters = _build(Counters, _map(entries.get("counters", {})), _COUNTERS)
     return losses, counters, _count(entries.get("now_ns", 0))
+
+
+def notice_entries(notice: Notice) -> dict[str, Any]:
+    """The entries of a notice's object."""
+    return {"notice": notice.text, "time_ns": notice.time_ns, "important": notice.important}
+
+
+def read_notice(entries: Mapping[str, Any]) -> Notice:
+    """A sentence for the user."""
+    notice: Notice = _build(Notice, {**entries, "text": entries.get("notice")}, _NOTICE)
+    return notice
 
 
 def header_entries(info: SessionInfo) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from rlscope_ebpf.model.tables import (
     Counters,
     Definition,
     Losses,
+    Notice,
     PathInfo,
     ProbeInfo,
     ProcessInfo,
@@ -40,6 +41,7 @@ from rlscope_ebpf.trace.definitions import (
     read_footer,
     read_header,
     read_list,
+    read_notice,
     read_totals,
 )
 from rlscope_ebpf.trace.format import (
@@ -105,13 +107,15 @@ class TraceReader:
         """Everything before this moment is in the trace."""
         self.rows: dict[str, int] = dict.fromkeys(TABLES, 0)
         """Table → number of rows."""
+        self.notices: list[Notice] = []
+        """What the profiler had to say, oldest first."""
         self.processes: dict[int, ProcessInfo] = {}
         self.threads: dict[int, ThreadInfo] = {}
         self.strings: dict[int, StringInfo] = {}
         self.paths: dict[int, PathInfo] = {}
         self.probes: dict[int, ProbeInfo] = {}
         self._decoder = ColumnDecoder()
-        self._entries: list[Definition | _Chunk | _Totals] = []
+        self._entries: list[Definition | Notice | _Chunk | _Totals] = []
         self._lost: list[Definition] = []
         self._problem_count = 0
         self._load(progress)
@@ -150,6 +154,7 @@ class TraceReader:
         definitions: list[Definition] = list(self._lost)
         later: list[Definition] = []
         tables: dict[str, NDArray[np.void]] = {}
+        notices: list[Notice] = []
         last = _Totals(Losses(), Counters(), self.info.start_ns)
         with self._opened() as descriptor:
             for entry in self._entries:
@@ -163,14 +168,16 @@ class TraceReader:
                         tables[entry.table] = rows
                 elif isinstance(entry, _Totals):
                     batch = Batch(max(entry.now_ns, last.now_ns), definitions, tables, entry.losses, entry.counters)
-                    yield from slices(batch, later, last.now_ns, last.losses, last.counters, step_ns)
-                    definitions, later, tables = [], [], {}
+                    yield from slices(batch, later, notices, last.now_ns, last.losses, last.counters, step_ns)
+                    definitions, later, notices, tables = [], [], [], {}
                     last = replace(entry, now_ns=batch.now_ns)
+                elif isinstance(entry, Notice):
+                    notices.append(entry)
                 else:
                     (later if tables else definitions).append(entry)
-            if definitions or later or tables:
+            if definitions or later or notices or tables:
                 batch = Batch(max(self.now_ns, last.now_ns), definitions, tables, self.losses, self.counters)
-                yield from slices(batch, later, last.now_ns, last.losses, last.counters, step_ns)
+                yield from slices(batch, later, notices, last.now_ns, last.losses, last.counters, step_ns)
 
     def _chunks(self, table: str, columns: tuple[str, ...], progress: Progress | None) -> Iterator[NDArray[np.void]]:
         done, total = 0, self.rows[table]
@@ -305,6 +312,10 @@ class TraceReader:
                 self.rows[table] += entries["n"]
         elif kind in KINDS:
             self._define(read_definition(kind, entries))
+        elif kind == "notice":
+            notice = read_notice(entries)
+            self.notices.append(notice)
+            self._entries.append(notice)
         elif kind == "losses":
             self._totals(*read_totals(entries))
         elif kind == "end":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses, Notice
 
 MAX_STEPS = 1000  # of one flush: a session that wrote nothing for hours is replayed in larger steps
 
@@ -15,6 +15,7 @@ MAX_STEPS = 1000  # of one flush: a session that wrote nothing for hours is repl
 def slices(
     batch: Batch,
     later: list[Definition],
+    notices: list[Notice],
     since_ns: int,
     losses: Losses,
     counters: Counters,
@@ -23,16 +24,18 @@ def slices(
     """`batch`, which covers the time from `since_ns` to `batch.now_ns`, in steps of about `step_ns` (None: at once).
 
     Definitions come with the first step, those of `later` with the last; until then `losses` and `counters` hold. A row
-    belongs to the step in which it ended.
+    belongs to the step in which it ended, one of `notices` to that in which it was said.
     """
     span = batch.now_ns - since_ns
     if step_ns is None or span <= step_ns:
         batch.definitions = [*batch.definitions, *later]
+        batch.notices = [notice.sentence for notice in notices]
         yield batch
         return
     step = max(1, step_ns, span // MAX_STEPS)
     count = -(-span // step)
     cut = {table: _cut(rows, since_ns, step, count) for table, rows in batch.tables.items()}
+    said = [min(max(notice.time_ns - since_ns - 1, 0) // step, count - 1) for notice in notices]
     for index in range(count):
         last = index == count - 1
         yield Batch(
@@ -41,6 +44,7 @@ def slices(
             tables={table: parts[index] for table, parts in cut.items() if len(parts[index])},
             losses=batch.losses if last else losses,
             counters=batch.counters if last else counters,
+            notices=[notice.sentence for notice, place in zip(notices, said, strict=True) if place == index],
         )
 
 

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.errors import ProfilerError, UsageError
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses, ProcessInfo
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, ImportantNotice, Losses, Notice, ProcessInfo
 from rlscope_ebpf.trace.codecs import ColumnEncoder
 from rlscope_ebpf.trace.definitions import (
     definition_entries,
     footer_entries,
     header_entries,
+    notice_entries,
     totals_entries,
 )
 from rlscope_ebpf.trace.format import CHUNK_ROWS, pack_object
@@ -72,6 +73,7 @@ class TraceWriter:
         self._last_flush = 0
         self._definitions: list[Definition] = []
         self._changed: list[Definition] = []  # processes defined again: written behind the rows that came before
+        self._notices: list[Notice] = []
         self._pids: set[int] = set()
         self._waiting: dict[str, list[NDArray[np.void]]] = {}
         self._waiting_rows: dict[str, int] = {}
@@ -127,6 +129,7 @@ class TraceWriter:
                     continue
                 self._pids.add(definition.pid)
             self._definitions.append(definition)
+        self._notices += [Notice(text, batch.now_ns, isinstance(text, ImportantNotice)) for text in batch.notices]
         full = False
         for table, rows in batch.tables.items():
             if len(rows):
@@ -138,7 +141,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that waits: definitions, a chunk or more per table, processes that changed, totals."""
+        """Write all that waits: definitions, a chunk or more per table, processes that changed, notices, totals."""
         if not self._writing():
             return
         self._last_flush = self._clock()
@@ -149,11 +152,13 @@ class TraceWriter:
             objects += [pack_object(self._encoder.chunk(table, chunk)) for chunk in chunks]
             self.rows[table] = self.rows.get(table, 0) + len(rows)
         objects += [pack_object(definition_entries(definition)) for definition in self._changed]
+        objects += [pack_object(notice_entries(notice)) for notice in self._notices]
         if self._totals != self._written_totals:
             objects.append(pack_object(totals_entries(*self._totals)))
             self._written_totals = self._totals
         self._definitions.clear()
         self._changed.clear()
+        self._notices.clear()
         self._waiting.clear()
         self._waiting_rows.clear()
         self._write(objects)

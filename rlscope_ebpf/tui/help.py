@@ -132,7 +132,7 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
             (counters.received, "events received"),
             (counters.probes_attached, "probes attached"),
             (counters.probes_armed, "probes armed"),
-            (counters.probes_shed, "probes given up to stay in the overhead budget"),
+            (counters.probes_shed, "probes taken off to stay in the overhead budget"),
         ):
             lines.append([Span(f"  {number:>14,} ", "text"), Span(text, "dim")])
     return lines

@@ -10,7 +10,7 @@ from typing import Protocol
 from rlscope_ebpf.live.model import LiveModel
 from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
-from rlscope_ebpf.model.tables import Batch
+from rlscope_ebpf.model.tables import Batch, ImportantNotice
 from rlscope_ebpf.tui.source import ReplayState
 
 SHORTEST_STEP_NS = 100_000_000
@@ -119,7 +119,7 @@ class TraceReplay:
         self._model = LiveModel()
         self._model.start(self._recording.info)
         for problem in self._recording.problems:
-            self._model.notice(problem)
+            self._model.notice(ImportantNotice(problem))
         self._batches = self._recording.batches(None if whole else self._step_ns)
         self._next = next(self._batches, None)
         self._reached_ns = 0

@@ -8,6 +8,7 @@ from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.session import SessionInfo
+from rlscope_ebpf.model.tables import ImportantNotice
 from rlscope_ebpf.tui.bars import FILLS, meter
 from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, calibrated
 from rlscope_ebpf.tui.source import ReplayState
@@ -15,6 +16,7 @@ from rlscope_ebpf.tui.spans import Line, Span, cut, flow, width_of
 
 _DOT = Span(" · ", "faint")
 _BAR = Span("  ", "faint")
+NOTICES_SHOWN = 2
 _ROOMY = 110  # cells from which the legend need not be terse
 
 GPU_SENTENCES = {
@@ -91,9 +93,10 @@ def _trust(snapshot: Snapshot) -> list[Line]:
     if counters.probes_attached:
         armed = f"{counters.probes_armed:,} of {counters.probes_attached:,}"
         complete = counters.probes_armed >= counters.probes_attached - counters.probes_shed
-        items.append([Span(armed, "text" if complete else "warning"), Span(" probes armed", "dim")])
+        item = [Span(armed, "text" if complete else "warning"), Span(" probes armed", "dim")]
         if counters.probes_shed:
-            items.append([Span(f"{counters.probes_shed:,}", "warning"), Span(" shed to stay in the budget", "dim")])
+            item += [Span(", ", "dim"), Span(f"{counters.probes_shed:,}", "warning"), Span(" taken off", "dim")]
+        items.append(item)
     else:
         items.append([Span("no probes yet", "warning")])
     if not fmt.losses(snapshot.losses):
@@ -235,15 +238,21 @@ def hint(snapshot: Snapshot | None, table: OperationTable | None, view: View) ->
 
 
 def notice(snapshot: Snapshot | None, width: int, *, closing: bool = False, replay: bool = False) -> list[Line]:
-    """The latest thing that the profiler has to say, and that the end is reached."""
+    """What the profiler has to say, as far as there is room, and that the end is reached.
+
+    First whatever changes how figures are to be read, then the latest of the rest; two sentences at most.
+    """
     lines: list[Line] = []
     if snapshot is None:
         return lines
-    if snapshot.notices:
-        more = len(snapshot.notices) - 1
-        tail = f"  ({more} more: e)" if more else ""
-        text = cut(fmt.printable(snapshot.notices[-1]), max(0, width - len(tail) - 2))
-        lines.append([Span("! ", "warning"), Span(text, "text"), Span(tail, "dim")])
+    important = [text for text in snapshot.notices if isinstance(text, ImportantNotice)]
+    others = [text for text in snapshot.notices if not isinstance(text, ImportantNotice)]
+    shown = [*important, *others[-1:]][:NOTICES_SHOWN]
+    more = len(snapshot.notices) - len(shown)
+    for text in shown:
+        tail = f"  ({more} more: e)" if more and text is shown[-1] else ""
+        sentence = cut(fmt.printable(text), max(0, width - len(tail) - 2))
+        lines.append([Span("! ", "warning"), Span(sentence, "text"), Span(tail, "dim")])
     if snapshot.finished and not replay:
         why = "The process has exited" if _all_gone(snapshot) else "Profiling has ended"
         after = "closing…" if closing else "these are the final figures. Press q to leave."

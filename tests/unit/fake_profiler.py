@@ -89,6 +89,7 @@ class Profiler:
             (1, 1, 0, 0, begin + half, half, 1, Category.BACKEND, Category.PYTHON, running, Opened.CALL),
         ]
         batch = Batch(begin + TURN_NS, losses=Losses(), counters=Counters(received=turn * 2, sent=turn * 2))
+        batch.notices = self.notices if turn == 0 else []
         batch.tables["intervals"] = np.array(rows, INTERVAL_DTYPE)
         batch.tables["spans"] = np.array([(1, 1, 0, 0, begin, begin + TURN_NS)], SPAN_DTYPE)
         if turn == 0:

@@ -1,6 +1,6 @@
-"""The golden trace: a small file of format 1.0 that every later version must read alike.
+"""The golden traces: small files, one of each version of the format, that every later version must read alike.
 
-Run it to write the file and what it holds anew. That is right only together with a change of the format's version.
+Run it to write that of the present version and what it holds. Those of older versions are never written again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from rlscope_ebpf.model.tables import TABLES  # noqa: E402
 from rlscope_ebpf.trace.reader import TraceReader  # noqa: E402
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-PATH = DATA / "golden-v1.rlscope"
-EXPECTED = DATA / "golden-v1.json"
+VERSIONS = ("1.0", "1.1")
+PATHS = {version: DATA / f"golden-v{version}.rlscope" for version in VERSIONS}
+PATH = PATHS[VERSIONS[-1]]
+
+
+def expected(version: str) -> dict[str, Any]:
+    """What the golden trace of a version holds."""
+    found: dict[str, Any] = json.loads(PATHS[version].with_suffix(".json").read_text())
+    return found
 
 
 def decoded(reader: TraceReader) -> dict[str, Any]:
@@ -39,6 +46,7 @@ def decoded(reader: TraceReader) -> dict[str, Any]:
         "end": dataclasses.asdict(reader.end) if reader.end is not None else None,
         "losses": reader.losses.as_dict(),
         "counters": dataclasses.asdict(reader.counters),
+        "notices": [dataclasses.asdict(notice) for notice in reader.notices],
         **{kind: [dataclasses.asdict(value) for value in held.values()] for kind, held in kinds.items()},
         "tables": {
             table: {name: rows[name].tolist() for name in rows.dtype.names or ()} for table, rows in tables.items()
@@ -51,4 +59,4 @@ def decoded(reader: TraceReader) -> dict[str, Any]:
 if __name__ == "__main__":
     PATH.unlink(missing_ok=True)
     samples.write(PATH, samples.batches(3, 120))  # every kind of definition, every table, every codec step
-    EXPECTED.write_text(json.dumps(decoded(TraceReader(PATH)), separators=(",", ":")) + "\n")
+    PATH.with_suffix(".json").write_text(json.dumps(decoded(TraceReader(PATH)), separators=(",", ":")) + "\n")

@@ -20,6 +20,7 @@ from rlscope_ebpf.model.tables import (
     Definition,
     Losses,
     MarkKind,
+    Notice,
     PathInfo,
     ProbeInfo,
     ProcessInfo,
@@ -100,6 +101,7 @@ class FakeTrace:
     counters: Counters = COUNTERS
     end: SessionEnd | None = END
     now_ns: int = END_NS
+    notices: list[Notice] = field(default_factory=list)
     processes: dict[int, ProcessInfo] = field(default_factory=dict)
     threads: dict[int, ThreadInfo] = field(default_factory=dict)
     strings: dict[int, StringInfo] = field(default_factory=dict)

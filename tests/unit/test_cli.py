@@ -217,7 +217,10 @@ def test_duration_ends_the_capture_and_the_target_runs_on(tmp_path: Path, target
     assert str(trace) in done.stderr
     from rlscope_ebpf.trace.reader import TraceReader
 
-    assert TraceReader(trace).complete
+    reader = TraceReader(trace)
+    assert reader.complete
+    assert [notice.text for notice in reader.notices] == ["One probe was not armed."]
+    assert done.stderr.count("One probe was not armed.") == 1
 
 
 def test_default_trace_name(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
@@ -273,7 +276,10 @@ def test_signals_finish_the_trace(number: signal.Signals, tmp_path: Path, target
     assert target.poll() is None
     from rlscope_ebpf.trace.reader import TraceReader
 
-    assert TraceReader(trace).complete
+    reader = TraceReader(trace)
+    assert reader.complete
+    assert [notice.text for notice in reader.notices] == ["One probe was not armed."]
+    assert errors.count("One probe was not armed.") == 1
 
 
 def test_nohup_is_respected(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:

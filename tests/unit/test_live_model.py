@@ -24,6 +24,7 @@ from rlscope_ebpf.model.tables import (
     SPAN_DTYPE,
     Batch,
     Counters,
+    ImportantNotice,
     Losses,
     PathInfo,
     ProcessInfo,
@@ -157,6 +158,15 @@ def test_notices_keep_their_order_and_do_not_pile_up() -> None:
         model.notice(f"More {number}.")
     assert len(model.snapshot().notices) == MAX_NOTICES
     assert model.snapshot().notices[-1] == f"More {2 * MAX_NOTICES - 1}."
+
+
+def test_notices_come_with_batches() -> None:
+    model = started()
+    model.batch(Batch(1, notices=["One."]))
+    model.batch(Batch(2, notices=[ImportantNotice("Two."), "One."]))
+    notices = model.snapshot().notices
+    assert notices == ("One.", "Two.")
+    assert [isinstance(text, ImportantNotice) for text in notices] == [False, True]
 
 
 def test_a_snapshot_before_the_start_is_empty() -> None:

@@ -33,12 +33,16 @@ from rlscope_ebpf.cli import report as report_verb
 from rlscope_ebpf.errors import ExitStatus
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE
-from rlscope_ebpf.model.tables import Counters, Losses, PathInfo, ProcessInfo, StringInfo
+from rlscope_ebpf.model.tables import Counters, Losses, Notice, PathInfo, ProcessInfo, StringInfo
 from rlscope_ebpf.report import csv, json, text
 from rlscope_ebpf.trace.writer import TraceWriter
 
 MS = samples.MS
 REPOSITORY = Path(__file__).resolve().parents[2]
+NOTICES = [
+    Notice("A long sentence " + "that goes on " * 10, samples.START_NS),
+    Notice("Sleep counts as python.", samples.START_NS + 65_000 * MS, important=True),
+]
 LOSSY = {"losses": Losses(events=5_000), "counters": replace(samples.COUNTERS, sent=128_456)}
 
 
@@ -103,6 +107,24 @@ def test_json_of_a_training_run() -> None:
             assert sum(times["cpu_ns"].values()) == times["wall_ns"]
             assert sum(times["resources_ns"].values()) == times["wall_ns"]
     assert sum(each["raw"]["wall_ns"] for each in process["operations"]) == 5_000 * MS == process["wall_ns"]
+
+
+def test_json_has_the_notices() -> None:
+    assert validated(breakdown())["notices"] == []
+    report = validated(breakdown(notices=NOTICES))
+    assert report["notices"][1] == {
+        "text": "Sleep counts as python.", "time_ns": samples.START_NS + 65_000 * MS, "important": True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_text_has_the_notices_with_their_time(width: int) -> None:
+    shown = text.report_text(breakdown(notices=NOTICES), width)
+    lines = [line.split() for line in shown.splitlines()]
+    at = lines.index(["NOTICES"])
+    assert lines[at + 1][:4] == ["00:00", "A", "long", "sentence"]
+    assert ["01:05", "Sleep", "counts", "as", "python."] in lines
+    assert "NOTICES" not in text.report_text(breakdown(), width)
 
 
 def test_json_of_an_incomplete_and_lossy_trace() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import trace_example
 import trace_samples as samples
 
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, Opened, ThreadState
-from rlscope_ebpf.model.tables import TABLES, MarkKind, SpanFlag
+from rlscope_ebpf.model.tables import TABLES, MarkKind, Notice, SpanFlag
 from rlscope_ebpf.trace import codecs, definitions, format, writer
 from rlscope_ebpf.trace.reader import TraceReader
 
@@ -89,6 +88,8 @@ def test_every_object_key_is_described() -> None:
     for kind, (_, checks) in definitions.KINDS.items():
         for name in list(checks)[1:]:
             assert f"`{name}`" in objects[kind][1], (kind, name)
+    for name in list(definitions.notice_entries(Notice("", 0)))[1:]:
+        assert f"`{name}`" in objects["notice"][1]
     header = table_rows(section("Header"))
     assert set(definitions.header_entries(samples.INFO)) == set(header)
     batch = samples.batches(1)[0]
@@ -111,15 +112,24 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert format.CHECK_MARK.hex(" ") in FORMAT
 
 
-def test_the_golden_trace_reads_as_it_did() -> None:
-    reader = TraceReader(golden_trace.PATH)
+@pytest.mark.parametrize("version", golden_trace.VERSIONS)
+def test_the_golden_trace_reads_as_it_did(version: str) -> None:
+    reader = TraceReader(golden_trace.PATHS[version])
     assert reader.problems == []
-    assert golden_trace.decoded(reader) == json.loads(golden_trace.EXPECTED.read_text())
+    assert ".".join(map(str, reader.version)) == version
+    # A version that knew no notices had none.
+    assert golden_trace.decoded(reader) == {"notices": [], **golden_trace.expected(version)}
 
 
 def test_the_minimal_reader_reads_the_golden_trace() -> None:
-    expected = json.loads(golden_trace.EXPECTED.read_text())
-    _, columns = minimal_reader.read(str(golden_trace.PATH))
+    expected = golden_trace.expected(golden_trace.VERSIONS[-1])
+    objects, columns = minimal_reader.read(str(golden_trace.PATH))
+    notices = [
+        {"text": item["notice"], "time_ns": item["time_ns"], "important": item["important"]}
+        for item in objects
+        if "notice" in item
+    ]
+    assert notices == expected["notices"] != []
     for table, parts in expected["tables"].items():
         assert {name: values.tolist() for name, values in columns[table].items()} == parts
 

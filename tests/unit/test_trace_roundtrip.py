@@ -24,7 +24,7 @@ from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import INTERVAL_DTYPE, TABLES, Batch, Counters, Losses, ProcessInfo, StringInfo
 from rlscope_ebpf.trace import reader as reader_module
 from rlscope_ebpf.trace.codecs import ColumnDecoder, ColumnEncoder, check_column
-from rlscope_ebpf.trace.format import CHUNK_ROWS, is_intact, object_end, pack_object, unpack_object
+from rlscope_ebpf.trace.format import CHUNK_ROWS, VERSION, is_intact, object_end, pack_object, unpack_object
 from rlscope_ebpf.trace.reader import TraceReader
 from rlscope_ebpf.trace.writer import FLUSH_ROWS, TraceWriter
 
@@ -39,7 +39,10 @@ def test_a_session_comes_back(tmp_path: Path) -> None:
     assert reader.end == samples.END
     assert reader.losses == session[-1].losses
     assert reader.counters == session[-1].counters
-    assert reader.version == (1, 0)
+    assert reader.version == VERSION
+    assert [notice.sentence for notice in reader.notices] == [text for batch in session for text in batch.notices]
+    assert [notice.important for notice in reader.notices] == [False, True, False]
+    assert [notice.time_ns for notice in reader.notices] == [batch.now_ns for batch in session]
     for name, rows in samples.session_tables(session).items():
         assert reader.rows[name] == len(rows) > 0
         assert samples.same_rows(reader.table(name), rows)
@@ -90,8 +93,8 @@ def test_first_object_is_the_header_and_definitions_precede_rows(tmp_path: Path)
     assert kinds[-1] == "end"
     assert set(kinds[1:15]) == {"process", "thread", "string", "path", "probe"}
     assert kinds[15:18] == ["chunk", "chunk", "chunk"]
-    # The process that ended is told behind its last rows.
-    assert kinds[-4:] == ["chunk", "process", "losses", "end"]
+    # The process that ended is told behind its last rows, and notices behind everything that they are about.
+    assert kinds[-5:] == ["chunk", "process", "notice", "losses", "end"]
 
 
 def test_batches_replay_the_session(tmp_path: Path) -> None:
@@ -101,7 +104,8 @@ def test_batches_replay_the_session(tmp_path: Path) -> None:
     assert [batch.now_ns for batch in replayed[:3]] == [batch.now_ns for batch in session]
     assert replayed[0].definitions == session[0].definitions
     for old, new in zip(session, replayed, strict=False):
-        assert (old.losses, old.counters) == (new.losses, new.counters)
+        assert (old.losses, old.counters, old.notices) == (new.losses, new.counters, new.notices)
+        assert [type(text) for text in old.notices] == [type(text) for text in new.notices]
         for name in TABLES:
             assert samples.same_rows(old.tables[name], new.tables[name])
     assert all(not batch.tables for batch in replayed[3:])
@@ -126,6 +130,8 @@ def test_batches_in_steps_hold_the_same_rows_in_time(tmp_path: Path) -> None:
     assert replayed[19].losses == session[1].losses
     ended = [index for index, batch in enumerate(replayed) if index and batch.definitions]
     assert ended == [29]
+    said = {index: batch.notices for index, batch in enumerate(replayed) if batch.notices}
+    assert said == {9: session[0].notices, 19: session[1].notices, 29: session[2].notices}
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:

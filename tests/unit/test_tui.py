@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tui_fakes as fakes
 
 from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.model.tables import Counters, ImportantNotice
 from rlscope_ebpf.tui.app import SPEED_LIMITS, THEMES, ProfilerApp, SnapshotReady
 from rlscope_ebpf.tui.figures import SortKey
 from rlscope_ebpf.tui.help import TextScreen
@@ -110,6 +111,21 @@ async def test_losses_and_unarmed_probes_are_named() -> None:
         assert "no losses" not in header
         assert "1,024 of 1,030 probes armed" in header
         assert "(1 more: e)" in text_of(app, "#notice")
+
+
+async def test_what_changes_the_figures_is_said_before_the_rest() -> None:
+    texts = ("First.", ImportantNotice("Sleep counts as python."), "Third.", "Fourth.")
+    async with shown(fakes.FakeSource(fakes.running(notices=texts))) as (app, _):
+        first, second = text_of(app, "#notice").splitlines()
+        assert "! Sleep counts as python." in first
+        assert "! Fourth." in second
+        assert second.rstrip().endswith("(2 more: e)")
+
+
+async def test_probes_taken_off_are_no_contradiction() -> None:
+    counters = Counters(probes_attached=1678, probes_armed=1663, probes_shed=15)
+    async with shown(fakes.FakeSource(fakes.running(counters=counters)), LARGE) as (app, _):
+        assert "1,663 of 1,678 probes armed, 15 taken off" in text_of(app, "#header")
 
 
 async def test_an_operation_shows_its_figures() -> None:

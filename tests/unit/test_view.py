@@ -19,6 +19,7 @@ from rlscope_ebpf.cli import main
 from rlscope_ebpf.errors import ExitStatus
 from rlscope_ebpf.live.model import LiveModel
 from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.model.tables import ImportantNotice
 from rlscope_ebpf.trace.reader import TraceReader
 from rlscope_ebpf.tui.app import ProfilerApp
 from rlscope_ebpf.tui.replay import TraceReplay
@@ -141,7 +142,11 @@ def test_a_damaged_trace_says_so(trace: Path) -> None:
     reader = TraceReader(trace)
     assert not reader.complete
     snapshot = TraceReplay(reader).snapshot()
-    assert snapshot.notices == tuple(reader.problems)
+    said = tuple(notice.sentence for notice in reader.notices)
+    assert snapshot.notices == (*reader.problems, *said)
+    # Seen on the screen whatever else the profiler had to say later.
+    assert all(isinstance(text, ImportantNotice) for text in snapshot.notices[: len(reader.problems)])
+    assert said
     assert snapshot.operations
 
 

@@ -17,6 +17,7 @@ from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
     Definition,
+    ImportantNotice,
     Losses,
     MarkKind,
     PathInfo,
@@ -114,7 +115,7 @@ def marks(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
 
 
 def batches(count: int = 3, rows: int = 40) -> list[Batch]:
-    """`count` batches, one a second; process 101 ends in the last."""
+    """`count` batches with a notice each, one a second; process 101 ends in the last."""
     found = []
     for index in range(count):
         start = START_NS + index * BATCH_NS
@@ -128,6 +129,7 @@ def batches(count: int = 3, rows: int = 40) -> list[Batch]:
             },
             losses=Losses(events=index, late=2 * index),
             counters=Counters(received=100 * index, sent=101 * index, hits_by_class={"nop5/entry": index}),
+            notices=[f"Notice {index}."] if index != 1 else [ImportantNotice("Sleep counts as python from now on.")],
         )
         if index == count - 1:
             batch.definitions.append(
@@ -190,6 +192,7 @@ def content(reader: TraceReader) -> tuple[object, ...]:
         reader.losses,
         reader.counters,
         reader.now_ns,
+        reader.notices,
         reader.processes,
         reader.threads,
         reader.strings,
