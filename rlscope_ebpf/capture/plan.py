@@ -299,6 +299,7 @@ class Planner:
         self._done: set[tuple[ObjectKey, int, Action]] = set()
         self._finished: set[tuple[ObjectKey, str]] = set()  # object and rule: nothing more to find
         self._retries: dict[tuple[ObjectKey, str], int] = {}
+        self._found: set[MarkerRule] = set()  # markers whose function is there
         self._noted: set[str] = set()
         self._throws = False
 
@@ -306,6 +307,12 @@ class Planner:
     def incomplete(self) -> bool:
         """Whether a later plan may find more in the objects already known: a dispatcher that is not registered yet."""
         return any(0 < count < _NOTHING_RETRIED for count in self._retries.values())
+
+    def unmatched(self) -> list[LibraryRule | MarkerRule]:
+        """Rules of the user that match no object known so far, of whatever groups this planner is."""
+        rules: tuple[LibraryRule | MarkerRule, ...] = (*self._rules, *self._markers)
+        paths = [known.mapped.path for known in self._objects.values()]
+        return [rule for rule in rules if not any(rule.matches(path) for path in paths)]
 
     def plan(self, objects: Iterable[MappedObject] = ()) -> Plan:
         """Targets that these objects add. Objects of earlier calls are remembered; unusable files are noted."""
@@ -330,10 +337,9 @@ class Planner:
         matched = self._matched(notes)
         for known, rule in matched:
             yield from self._library(known, rule, memory, notes)
-        for known in self._objects.values():
+        if Group.MARKER in self._groups:
             for marker in self._markers:
-                if marker.matches(known.mapped.path):
-                    yield from self._marker(known, marker, memory, notes)
+                yield from self._marked(marker, memory, notes)
         frame = self._needs_frames(matched)
         by_rule = {known.mapped.key for known, _ in matched}
         late: list[tuple[_Object, Library]] = []
@@ -476,6 +482,17 @@ class Planner:
             except ElfError as error:
                 notes.append(str(error))
 
+    def _marked(self, marker: MarkerRule, memory: ProcessMemory, notes: list[str]) -> Iterator[ProbeTarget]:
+        meant = [known for known in self._objects.values() if marker.matches(known.mapped.path)]
+        for known in meant:
+            for target in self._marker(known, marker, memory, notes):
+                self._found.add(marker)
+                yield target
+        # One of several files that a pattern matches is enough.
+        if meant and marker not in self._found:
+            lack = f"{meant[0].mapped.path} has no" if len(meant) == 1 else "None of the files that it matches has a"
+            notes.append(f"--marker {marker.name} sees no call: {lack} function {marker.symbol}.")
+
     def _marker(
         self, known: _Object, marker: MarkerRule, memory: ProcessMemory, notes: list[str]
     ) -> Iterator[ProbeTarget]:
@@ -486,10 +503,6 @@ class Planner:
         entry = Entry(symbols=frozenset({marker.symbol}))
         try:
             chosen = choose(known.elf, entry, known.mapped, memory)
-            if not chosen:
-                notes.append(
-                    f"{known.mapped.path} has no function {marker.symbol}, so --marker {marker.name} sees none."
-                )
             for target in self._probes(known, chosen, entry, Category.OTHER, Group.MARKER, "--marker", notes):
                 yield replace(target, flags=target.flags | CookieFlag.OPERATION, operation=marker.name)
         except ElfError as error:

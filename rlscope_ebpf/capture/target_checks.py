@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlscope_ebpf.capture.checks import Check
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.maps import MapsWatcher
-from rlscope_ebpf.capture.plan import ProbeTarget, plan_probes
+from rlscope_ebpf.capture.plan import LibraryRule, MarkerRule, Planner, ProbeTarget
 from rlscope_ebpf.capture.process import SECCOMP_MODES, TargetProcess, inspect
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.model.format import CATEGORY_LABELS
@@ -27,8 +27,11 @@ _PURPOSES: dict[Group, str] = {
 """What the probes of a group are for; those of the other groups are named by their category."""
 
 
-def check_target(pid: int) -> list[Check]:
-    """Every check of a process. Attaches nothing and stops nothing; a process that is refused gives one failed row."""
+def check_target(pid: int, libraries: Sequence[LibraryRule] = (), markers: Sequence[MarkerRule] = ()) -> list[Check]:
+    """Every check of a process. Attaches nothing and stops nothing; a process that is refused gives one failed row.
+
+    `libraries` and `markers` are what `attach` would be given.
+    """
     try:
         target = inspect(pid)
     except ProfilerError as error:
@@ -43,7 +46,7 @@ def check_target(pid: int) -> list[Check]:
         check_python(target),
         check_seccomp(target),
         check_namespaces(target),
-        *check_probes(target),
+        *check_probes(target, libraries, markers),
     ]
 
 
@@ -80,10 +83,13 @@ def check_namespaces(target: TargetProcess) -> Check:
     return Check(GROUP, "namespaces", "ok", "; ".join(parts) or "the same as the profiler's")
 
 
-def check_probes(target: TargetProcess) -> Sequence[Check]:
-    """What would be probed: by library, with the category its calls enter."""
+def check_probes(
+    target: TargetProcess, libraries: Sequence[LibraryRule] = (), markers: Sequence[MarkerRule] = ()
+) -> Sequence[Check]:
+    """What would be probed: by library, with the category its calls enter; and rules that match nothing."""
+    planner = Planner(target.pid, libraries, markers=markers)
     try:
-        plan = plan_probes(target.pid, MapsWatcher(target.pid).poll() or [])
+        plan = planner.plan(MapsWatcher(target.pid).poll() or [])
     except ProfilerError as error:
         return [Check(GROUP, "probes", "failed", error.problem, error.remedy, error.status)]
     sites = Counter((probe.object.path, _purpose(probe)) for probe in plan.targets)
@@ -101,6 +107,16 @@ def check_probes(target: TargetProcess) -> Sequence[Check]:
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
             )
         )
+    checks += [
+        Check(
+            GROUP,
+            "--marker" if rule in markers else "--library",
+            "warning",
+            f"{rule} matches no file that is loaded now",
+            f"/proc/{target.pid}/maps lists what is; a file that comes later is probed within a second.",
+        )
+        for rule in planner.unmatched()
+    ]
     return [*checks, *(Check(GROUP, "note", "info", note) for note in plan.notes)]
 
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlscope_ebpf.cli.options import library_option, marker_option
+from rlscope_ebpf.session.options import parse_library, parse_marker
+
 if TYPE_CHECKING:
     from rlscope_ebpf.capture.checks import Check
 
@@ -21,19 +24,26 @@ _COLOURS = {"ok": "green", "failed": "red", "warning": "yellow", "info": "bright
 @click.option(
     "--pid", type=int, metavar="N", help="Also look at this process: Python, libraries, probe sites, sandbox."
 )
+@library_option
+@marker_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(pid: int | None, as_json: bool) -> int:
+def command(pid: int | None, libraries: tuple[str, ...], markers: tuple[str, ...], as_json: bool) -> int:
     """Check every requirement and say how to fix what is missing.
+
+    With --pid, also what would be probed in a process; --library and --marker as for `attach` are then taken in.
 
     Exits with 0 if the profiler can work, with 3 if permissions are missing, and with 4 if something else is.
     """
     from rlscope_ebpf.capture.checks import check_host, exit_status
 
+    if (libraries or markers) and pid is None:
+        raise click.UsageError("--library and --marker are looked for in a process: name it with --pid.")
+    rules = [parse_library(text) for text in libraries], [parse_marker(text) for text in markers]
     checks = check_host()
     if pid is not None:
         from rlscope_ebpf.capture.target_checks import check_target
 
-        checks += check_target(pid)
+        checks += check_target(pid, *rules)
     status = exit_status(checks)
     click.echo(render_json(checks, int(status)) if as_json else render(checks, _marks(), _width()))
     return status

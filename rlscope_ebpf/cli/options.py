@@ -19,6 +19,22 @@ from rlscope_ebpf.session.options import (
     parse_max_overhead,
 )
 
+library_option = click.option(
+    "--library",
+    "libraries",
+    multiple=True,
+    metavar="CATEGORY=PATTERN",
+    help="Calls into shared objects whose path matches this glob belong to this category (backend or simulator). "
+    "Repeatable; adds to the built-in catalogue.",
+)
+marker_option = click.option(
+    "--marker",
+    "markers",
+    multiple=True,
+    metavar="NAME=LIB:SYMBOL",
+    help="Each call of this native function is an operation called NAME. Repeatable.",
+)
+
 # In the order in which --help lists them.
 _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -32,21 +48,8 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--no-trace", is_flag=True, help="Write no trace."),
     click.option("--duration", type=float, metavar="SEC", help="Detach after so long; the target runs on."),
     click.option("--no-tui", is_flag=True, help="No terminal UI, even on a terminal."),
-    click.option(
-        "--library",
-        "libraries",
-        multiple=True,
-        metavar="CATEGORY=PATTERN",
-        help="Calls into shared objects whose path matches this glob belong to this category (backend or simulator). "
-        "Repeatable; adds to the built-in catalogue.",
-    ),
-    click.option(
-        "--marker",
-        "markers",
-        multiple=True,
-        metavar="NAME=LIB:SYMBOL",
-        help="Each call of this native function is an operation called NAME. Repeatable.",
-    ),
+    library_option,
+    marker_option,
     click.option(
         "--gpu",
         type=click.Choice(GPU_MODES),

@@ -36,6 +36,7 @@ from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.options import CaptureOptions
+from rlscope_ebpf.session.rules import QUIET_NS, RuleWatch
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, sleeps, thread_name
 
@@ -83,6 +84,7 @@ class Profiler:
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
         self._early: list[Batch] = []  # what was matched while attaching
+        self._own_texts: list[NDArray[np.void]] = []  # names that the profiler gives itself
         self._telling = False  # whether any probe tells something by itself
         self._loaded_ns = 0  # when a target last loaded something
         self._by_group: dict[str, tuple[int, int]] = {}  # probes attached, of these armed
@@ -92,6 +94,7 @@ class Profiler:
         self._notices_given = 0
         self._counters: ProbeCounters | None = None
         self._governor = Governor(options.max_overhead / 100)
+        self._rules = RuleWatch(options)
         self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
         self._started: Matcher | None = None
 
@@ -139,17 +142,20 @@ class Profiler:
                 self._plan_for(target)
                 plans.append((target, target.plan(target.watcher.poll() or [])))
             self._load(preparation)
-        start_ns = monotonic_ns()
-        self._started = Matcher(start_ns, thread_name=thread_name)
         for target, planned in plans:
-            target.start_ns = start_ns
-            self._start_target(target, planned)
+            self._attach_planned(target, planned)
         if not self._telling:
             raise UnsupportedError(
                 "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
             )
-        self._loaded_ns = start_ns
+        # Setting the probes takes a while. None counts before all are there: with markers but without the calls that
+        # they enclose, figures would be wrong.
+        self._loaded_ns = start_ns = monotonic_ns()
+        self._started = Matcher(start_ns, thread_name=thread_name)
+        for target, planned in plans:
+            target.start_ns = start_ns
+            self._let_through(target, planned)
         self.info = self._session_info(start_ns)
 
     def run(self, stop: threading.Event) -> SessionEnd:
@@ -168,6 +174,7 @@ class Profiler:
                 break
             if now >= next_maps:
                 self._look_at_targets(now)
+                self._look_at_rules(now - self._loaded_ns >= QUIET_NS)
                 loading = now - self._loaded_ns < LOADING_S * 1e9
                 next_maps = now + int((LOADING_TURN_S if loading else MAPS_TURN_S) * 1e9)
                 if all(target.end_ns is not None for target in self._targets.values()):
@@ -204,18 +211,22 @@ class Profiler:
             for groups in (_FIRST, ALL_GROUPS - _FIRST)
         )
 
-    def _start_target(self, target: Target, plans: list[Plan]) -> None:
-        engine, matcher = self._engine, self._matcher
-        process = target.process
-        matcher.add_process(target.info())
-        groups = {probe.group for plan in plans for probe in plan.targets}
-        follows_gil = process.allows_return_probes and Group.GIL in groups
-        engine.add_target(target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil)
-        self._seed(target, target.start_ns)
+    def _attach_planned(self, target: Target, plans: list[Plan]) -> None:
+        """Set a target's probes; their hits are let through later."""
         for plan in plans:
             self._attach(target, plan)
-        if Group.MARKER not in groups:
+        if Group.MARKER not in _groups(plans):
             self._expect_markers(target)
+
+    def _let_through(self, target: Target, plans: list[Plan]) -> None:
+        """Begin to profile a target whose probes are set."""
+        process = target.process
+        self._matcher.add_process(target.info())
+        self._seed(target, target.start_ns)
+        follows_gil = process.allows_return_probes and Group.GIL in _groups(plans)
+        self._engine.add_target(
+            target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil
+        )
 
     def _expect_markers(self, target: Target) -> None:
         """Probe the marker library that comes with this profiler before a target has loaded it.
@@ -266,7 +277,7 @@ class Profiler:
         first = self._engine.next_probe
         names = [(first + index, TextKind.NAME, operation) for index, (_, operation) in enumerate(planned) if operation]
         if names:
-            self._matcher.add_texts(text_records(names))
+            self._own_texts.append(text_records(names))
         sites = [site for site, _ in planned]
         self._telling |= any(site.action not in _ONLY_HEAL for site in sites) and not expected
         probes = self._engine.attach(target.pid, sites)
@@ -311,6 +322,9 @@ class Profiler:
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
         self._take_texts(self._engine.read_texts())
+        for own in self._own_texts:
+            self._matcher.add_texts(own)
+        self._own_texts.clear()
         for batch in self._early:
             self._hand_out(batch)
         self._early.clear()
@@ -389,6 +403,11 @@ class Profiler:
                         self._seed(target, moment)
                     self._attach(target, plan)
 
+    def _look_at_rules(self, complain: bool) -> None:
+        """Say what the user named and the targets do not have."""
+        planners = (target.planners[0] for target in self._targets.values())
+        self.notices += self._rules.look(planners, complain=complain)
+
     def _check_expected(self, target: Target, new: Sequence[MappedObject]) -> None:
         """Count the probes on an expected file once it is mapped."""
         for mapped in new:
@@ -421,6 +440,7 @@ class Profiler:
         """Detach, read what is left, close what is open. Returns the end of the session."""
         # Detaching takes a while, and probes go one after the other: the session ends before the first of them does.
         end_ns = monotonic_ns()
+        self._look_at_rules(complain=True)
         self._engine.detach()
         while self._engine.pending_events():
             before = self._received
@@ -436,6 +456,10 @@ class Profiler:
             self._matcher.update_process(target.info())
         self._hand_out(self._matcher.finish(end_ns))
         return end_ns
+
+
+def _groups(plans: Sequence[Plan]) -> set[Group]:
+    return {probe.group for plan in plans for probe in plan.targets}
 
 
 def _rfc3339() -> str:

@@ -249,3 +249,21 @@ def test_process_without_anything_to_probe_is_told_so() -> None:
     assert rows["Python"]["state"] == "info"
     assert rows["probes"]["state"] == "warning"
     assert "--library" in rows["probes"]["fix"]
+
+
+def test_rules_that_match_nothing_are_named() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        words = ("--library", "simulator=*libmissing*", "--marker", "step=libc.so*:qsort", "--marker", "x=libno.so:f")
+        done = run_doctor("--pid", str(child.pid), "--json", *words)
+        child.kill()
+    rows = [row for row in json.loads(done.stdout)["checks"] if row["name"].startswith("--")]
+    assert {(row["name"], row["state"], row["detail"].split()[0]) for row in rows} == {
+        ("--library", "warning", "simulator=*libmissing*"),
+        ("--marker", "warning", "x=libno.so:f"),
+    }
+
+
+def test_rules_need_a_process() -> None:
+    done = run_doctor("--library", "simulator=*libmissing*")
+    assert done.returncode == ExitStatus.USAGE
+    assert "--pid" in done.stderr

@@ -212,6 +212,30 @@ def test_native_operations(plain: Path) -> None:
     assert "nothing" in note
 
 
+def test_a_marker_without_its_function_is_noted_once(plain: Path) -> None:
+    """By planners that share a process, and not at all if one of several files that the pattern matches has it."""
+    markers = [Marker("nothing", "no_such", "*/libplain.so"), Marker("stepping", "step", "*.so*")]
+    with target(plain) as running:
+        planners = [
+            Planner(running.pid, markers=markers, groups=groups)
+            for groups in ([Group.MARKER], set(Group) - {Group.MARKER})
+        ]
+        notes = [note for planner in planners for note in planner.plan(read_maps(running.pid)).notes]
+    assert [note for note in notes if "--marker" in note] == [
+        f"--marker nothing sees no call: {plain} has no function no_such."
+    ]
+
+
+def test_rules_that_match_no_file_are_known(plain: Path) -> None:
+    rules = [Rule(Category.BACKEND, "*/libplain.so"), Rule(Category.BACKEND, "*/libplane.so")]
+    markers = [Marker("stepping", "step", "*/libplain.so"), Marker("typo", "step", "*/libplane.so")]
+    with target(plain) as running:
+        planner = Planner(running.pid, rules, markers=markers, groups=[Group.MARKER])
+        assert planner.unmatched() == [*rules, *markers]
+        planner.plan(read_maps(running.pid))
+    assert planner.unmatched() == [rules[1], markers[1]]
+
+
 def test_groups_can_be_left_out(plain: Path) -> None:
     with target(plain) as running:
         plan = plan_probes(running.pid, read_maps(running.pid), [BACKEND], groups=[Group.BOUNDARY])

@@ -1,0 +1,48 @@
+"""What the user named and no target has is said, once and not before it may have been loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlscope_ebpf.session.options import CaptureOptions, parse_library, parse_marker
+from rlscope_ebpf.session.rules import RuleWatch
+
+LIBRARY = parse_library("simulator=*libsim*")
+MARKER = parse_marker("step=libsim.so:step")
+
+
+@dataclass
+class Unmatched:
+    """Stands in for a planner."""
+
+    rules: list[Any]
+
+    def unmatched(self) -> list[Any]:
+        return self.rules
+
+
+def look(watch: RuleWatch, *unmatched: list[Any], complain: bool = True) -> list[str]:
+    return watch.look([Unmatched(rules) for rules in unmatched], complain=complain)  # type: ignore[misc]
+
+
+def test_what_matches_nothing_is_said_once_and_not_too_early() -> None:
+    watch = RuleWatch(CaptureOptions(libraries=(LIBRARY,), markers=(MARKER,)))
+    assert look(watch, [LIBRARY, MARKER], complain=False) == []
+    first, second = look(watch, [LIBRARY, MARKER])
+    assert first.startswith("--library simulator=*libsim* matches no file")
+    assert second.startswith("--marker step=libsim.so:step matches no file")
+    assert look(watch, [LIBRARY, MARKER]) == []
+
+
+def test_what_comes_later_takes_it_back() -> None:
+    watch = RuleWatch(CaptureOptions(libraries=(LIBRARY,)))
+    look(watch, [LIBRARY])
+    (note,) = look(watch, [], complain=False)
+    assert note.startswith("--library simulator=*libsim* matches now")
+    assert look(watch, [LIBRARY]) == []
+
+
+def test_one_of_several_processes_is_enough() -> None:
+    watch = RuleWatch(CaptureOptions(libraries=(LIBRARY,)))
+    assert look(watch, [LIBRARY], []) == []
