@@ -70,7 +70,6 @@ static __always_inline int entered(struct pt_regs *ctx)
     struct thread *t = current_thread(&tid, held);
     if (!t)
         return 1;
-    /* Probes attached as perf events fire in every process that maps the file. What they cost there is not the target's. */
     count(RLS_N_HITS + RLS_COOKIE_GROUP(cookie) * RLS_CLASS_COUNT + RLS_COOKIE_CLASS(cookie), 1);
 
     /* Calls below this stack pointer are gone. Those at it: at a `ret` it is the returning call itself. A function that

@@ -100,7 +100,7 @@ def attach(
     OSError with the kernel's errno.
     """
     if method == "perf":
-        return _attach_perf(prog_fd, path, offsets, cookies, returns)
+        return _attach_perf(prog_fd, path, offsets, cookies, pid, returns)
     return Link([_attach_multi(method, prog_fd, path, offsets, cookies, pid, returns)])
 
 
@@ -124,9 +124,11 @@ def _attach_multi(
     return _bpf(_BPF_LINK_CREATE, attr)
 
 
-def _attach_perf(prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], returns: bool) -> Link:
-    # A perf event of one task would follow only its first thread, so these probes see every process that maps the file;
-    # the BPF programs let only targets through.
+def _attach_perf(
+    prog_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], pid: int, returns: bool
+) -> Link:
+    # The events belong to the first thread, but what the kernel goes by is its memory: breakpoints are set in that, and
+    # the program runs for every thread that shares it. No other process ever gets a return probe from us.
     kind, return_bit = _uprobe_pmu()
     name = ctypes.create_string_buffer(os.fsencode(path))
     link = Link([])
@@ -134,7 +136,7 @@ def _attach_perf(prog_fd: int, path: str, offsets: Sequence[int], cookies: Seque
         for offset, cookie in zip(offsets, cookies, strict=True):
             config = 1 << return_bit if returns else 0
             link.fds.extend(
-                attach_perf_event(prog_fd, kind, config, cookie, config1=ctypes.addressof(name), config2=offset)
+                attach_perf_event(prog_fd, kind, config, cookie, pid=pid, config1=ctypes.addressof(name), config2=offset)
             )
     except OSError:
         link.close()
@@ -143,11 +145,12 @@ def _attach_perf(prog_fd: int, path: str, offsets: Sequence[int], cookies: Seque
 
 
 def attach_perf_event(
-    prog_fd: int, kind: int, config: int, cookie: int, *, config1: int = 0, config2: int = 0
+    prog_fd: int, kind: int, config: int, cookie: int, *, pid: int = -1, config1: int = 0, config2: int = 0
 ) -> tuple[int, int]:
-    """Open a perf event that sees every process and attach a program to it: descriptors of event and link.
+    """Open a perf event and attach a program to it: descriptors of event and link.
 
-    One CPU is enough: for uprobes and tracepoints the kernel runs the program wherever the event happens.
+    `pid`: the process whose memory a uprobe goes into; -1: every process. One CPU is enough: for uprobes and
+    tracepoints the kernel runs the program wherever the event happens.
 
     Raises OSError.
     """
@@ -161,7 +164,8 @@ def attach_perf_event(
         config2=config2,
     )
     ctypes.set_errno(0)
-    event: int = _libc.syscall(_SYS_PERF_EVENT_OPEN, ctypes.byref(attr), -1, 0, -1, _PERF_FLAG_FD_CLOEXEC)
+    cpu = 0 if pid == -1 else -1
+    event: int = _libc.syscall(_SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, cpu, -1, _PERF_FLAG_FD_CLOEXEC)
     if event < 0:
         raise _last_error()
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Profiler, Program, report
+from harness import Profiler, Program, changed_text_bytes, report
 
 pytestmark = pytest.mark.system
 
@@ -30,6 +30,8 @@ def test_their_hits_are_not_the_targets_overhead(method: str, start_target: Star
     other = subprocess.Popen(["nice", "-n", "10", sys.executable, "-c", BUSY])
     try:
         profiler, trace = attach(target, "--attach-method", method)
+        assert changed_text_bytes(target.pid) > 0
+        assert changed_text_bytes(other.pid) == 0  # no probe is set in it at all
         time.sleep(2.5)  # several turns of whoever watches the overhead
     finally:
         other.kill()
