@@ -93,7 +93,7 @@ def group() -> None:
     """Where does the time of a running reinforcement-learning program go?
 
     Attaches to a process without changing its code and shows, per operation of the training algorithm, the time spent
-    in Python, in the simulator, in the ML backend, in the CUDA API and on the GPU.
+    in Python, in the simulator, in the ML backend and in the CUDA API.
 
     \b
     Start here:
@@ -120,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     context: click.Context | None = None
     try:
+        if not words:
+            return _short_help()
         with group.make_context(PROGRAM, words) as context:
             status = group.invoke(context)
         sys.stdout.flush()
@@ -145,6 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Something unexpected went wrong ({type(error).__name__}: {error}).", "Run again with --debug for details."
         )
         return ExitStatus.FAILED
+
+
+def _short_help() -> int:
+    """Nothing was asked for: what could be."""
+    with group.make_context(PROGRAM, [], resilient_parsing=True) as context:
+        click.echo(group.get_help(context), err=True)
+    return ExitStatus.USAGE
 
 
 def _raise_if_debugging(context: click.Context | None) -> None:

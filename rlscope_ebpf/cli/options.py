@@ -55,7 +55,7 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Choice(GPU_MODES),
         default="auto",
         show_default=True,
-        help="Where GPU times come from; auto: from CUPTI if its helper can be loaded.",
+        help="Where GPU kernel times come from. This version measures none, whatever is chosen, but CUDA API calls.",
     ),
     click.option(
         "--attach-method",
@@ -67,8 +67,7 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--follow/--no-follow",
         default=True,
-        show_default=True,
-        help="Also profile children. This version does not follow them yet: name each process with --pid.",
+        help="Whether to profile children as well. This version follows none: `attach` to them by --pid.",
     ),
     click.option(
         "--max-overhead",

@@ -32,17 +32,33 @@ _WORDS = {
     "MEAN": "time per instance",
     "ON CPU": "part of the time in which a thread really ran; else it waited or slept",
     "(untracked)": "time outside any marked operation",
-    "raw / corrected": "with / without the estimated cost of the probes (key c)",
+    "raw / corrected": "with / without the estimated cost of the probes (key c); the same while not calibrated",
     "PER CALL, PER STEP": "transitions per instance of the operation, per reported step of the training loop",
 }
+
+
+class ScrollingBox(VerticalScroll):
+    """A box that says how to see the rest of what does not fit."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("k", "scroll_up", "Up", show=False),
+        Binding("j", "scroll_down", "Down", show=False),
+        Binding("space", "page_down", "Page down", show=False),
+    ]
+
+    def watch_show_vertical_scrollbar(self, shown: bool) -> None:
+        """Something does not fit, or all does."""
+        self.border_subtitle = "↑ ↓ pgup pgdn scroll · esc closes" if shown else "esc closes"
 
 
 class TextScreen(ModalScreen[None]):
     """Some lines in a box; escape, enter, q or the key that opened it closes it."""
 
+    AUTO_FOCUS = "ScrollingBox"
+
     DEFAULT_CSS = """
     TextScreen { align: center middle; background: $background 60%; }
-    TextScreen > VerticalScroll {
+    TextScreen > ScrollingBox {
         width: 96; max-width: 100%; height: auto; max-height: 100%;
         border: round $accent; background: $background; padding: 0 1;
         scrollbar-size-vertical: 1;
@@ -61,7 +77,7 @@ class TextScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """A scrolling box."""
-        with VerticalScroll() as box:
+        with ScrollingBox() as box:
             box.border_title = self._title
             box.border_subtitle = "esc closes"
             yield Lines(lambda width: wrapped(self._text, width), margin=0)

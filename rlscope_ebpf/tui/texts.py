@@ -147,17 +147,23 @@ def legend(table: OperationTable | None, view: View, width: int) -> list[Line]:
 
 def choices(snapshot: Snapshot | None, view: View, width: int) -> list[Line]:
     """What is shown and in which order, as far as keys can change it."""
-    corrected = view.shows_corrected(snapshot) if snapshot else False
     items: list[Line] = [
         [Span("sort ", "dim"), Span(f"{view.sort.value} {'▼' if view.descending else '▲'}", "text")],
         [Span("phase ", "dim"), _chosen("all" if view.phase is None else fmt.printable(view.phase), view.phase)],
         [Span("process ", "dim"), _chosen("all" if view.pid is None else str(view.pid), view.pid)],
-        [Span("overhead corrected" if corrected else "raw", "text" if view.corrected is None else "key")],
+        [Span(_correction(snapshot, view), "text" if view.corrected is None else "key")],
         [Span("with nested" if view.inclusive else "self time", "key" if view.inclusive else "text")],
     ]
     if view.filter:
         items.insert(0, [Span("filter ", "dim"), Span(f"“{cut(fmt.printable(view.filter), 24)}”", "warning")])
     return flow(items, width, _DOT, lines=1)
+
+
+def _correction(snapshot: Snapshot | None, view: View) -> str:
+    """Whether the probes' cost has been taken out of the figures. Costs that were not measured are not."""
+    if snapshot is None or not view.shows_corrected(snapshot):
+        return "raw"
+    return "overhead corrected" if calibrated(snapshot) else "raw (not calibrated: nothing to correct with)"
 
 
 def _chosen(text: str, value: object) -> Span:

@@ -114,7 +114,19 @@ def test_version(tmp_path: Path) -> None:
 def test_no_verb_shows_the_verbs(tmp_path: Path) -> None:
     done = call(folder=tmp_path, code=REAL)
     assert done.returncode == ExitStatus.USAGE
-    assert all(verb in done.stderr + done.stdout for verb in cli.VERBS)
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Usage: rlscope-ebpf [OPTIONS] VERB ..."
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if line.startswith("  ")} >= set(cli.VERBS)
+
+
+def test_help_promises_nothing_that_is_not_there(tmp_path: Path) -> None:
+    assert "GPU" not in call("--help", folder=tmp_path, code=REAL).stdout
+    for verb in ("attach", "run", "demo"):
+        text = " ".join(call(verb, "--help", folder=tmp_path, code=REAL).stdout.split())
+        assert "This version measures none" in text
+        assert "This version follows none" in text
 
 
 # Errors

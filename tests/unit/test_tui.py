@@ -249,7 +249,6 @@ async def test_corrected() -> None:
         assert "raw" in text_of(app, "#choices")
         assert "10.5 s" in text_of(app, "#operations")
         await pilot.press("c")
-        assert "overhead corrected" in text_of(app, "#choices")
         assert "9.46 s" in text_of(app, "#operations")
         await pilot.press("c")
         assert "10.5 s" in text_of(app, "#operations")
@@ -372,6 +371,37 @@ async def test_help_opens_and_closes(key: str) -> None:
         await pilot.press(key)
         assert len(app.screen_stack) == 1
         assert app.is_running
+
+
+@pytest.mark.parametrize("down", ["pagedown", "space", "down", "j"])
+async def test_help_that_does_not_fit_scrolls(down: str) -> None:
+    async with shown(fakes.FakeSource(fakes.running())) as (app, pilot):
+        await pilot.press("question_mark")
+        assert "PER CALL, PER STEP" not in text_of(app)
+        assert "pgdn scroll" in text_of(app)
+        for _ in range(60):
+            await pilot.press(down)
+        await settled(app, pilot)
+        assert "PER CALL, PER STEP" in text_of(app)
+    async with shown(fakes.FakeSource(fakes.running()), LARGE) as (app, pilot):
+        await pilot.press("question_mark")
+        assert "PER CALL, PER STEP" in text_of(app)
+        assert "scroll" not in text_of(app)
+
+
+async def test_correction_is_not_claimed_without_calibration() -> None:
+    snapshot = fakes.running()
+    assert not snapshot.info.calibration.get("calibrated")
+    async with shown(fakes.FakeSource(snapshot), LARGE) as (app, pilot):
+        assert "raw" in text_of(app, "#choices")
+        await pilot.press("c")
+        assert "not calibrated" in text_of(app, "#choices")
+        assert "corrected" not in text_of(app, "#choices")
+    measured = replace(snapshot, info=replace(snapshot.info, calibration={"calibrated": True}))
+    async with shown(fakes.FakeSource(measured), LARGE) as (app, pilot):
+        assert "overhead corrected" in text_of(app, "#choices")
+        await pilot.press("c")
+        assert "raw" in text_of(app, "#choices")
 
 
 async def test_help_knows_every_key() -> None:
