@@ -133,11 +133,10 @@ def _attach_perf(
     name = ctypes.create_string_buffer(os.fsencode(path))
     link = Link([])
     try:
+        config = 1 << return_bit if returns else 0
+        address = ctypes.addressof(name)
         for offset, cookie in zip(offsets, cookies, strict=True):
-            config = 1 << return_bit if returns else 0
-            link.fds.extend(
-                attach_perf_event(prog_fd, kind, config, cookie, pid=pid, config1=ctypes.addressof(name), config2=offset)
-            )
+            link.fds.extend(attach_perf_event(prog_fd, kind, config, cookie, pid=pid, config1=address, config2=offset))
     except OSError:
         link.close()
         raise
