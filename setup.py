@@ -24,6 +24,7 @@ OLDEST_ABI = "cp310"
 LIBRARIES = {
     "librlscope_markers.so": ["userspace/rlscope_markers.c"],
     "librlscope_cartpole.so": ["userspace/demo/cartpole.c"],  # the demo's simulator
+    "librlscope_calibration.so": ["userspace/rlscope_calibration.c"],  # what `calibrate` probes
 }
 
 MARKERS = Extension(

@@ -12,6 +12,9 @@ PACKAGE = Path(__file__).resolve().parent
 MARKER_LIBRARY = "librlscope_markers.so"
 """File name (and soname) of the marker library."""
 
+CALIBRATION_LIBRARY = "librlscope_calibration.so"
+"""File name of what calibration probes."""
+
 
 def probes_dir() -> Path:
     """Folder of the BPF sources: it holds `abi.h`, `*.bpf.c` and `include/`.
@@ -40,6 +43,11 @@ def userspace_dir() -> Path:
 def marker_library() -> Path:
     """`librlscope_markers.so`. Raises `UnsupportedError` if it has not been built."""
     return userspace_dir() / MARKER_LIBRARY
+
+
+def calibration_library() -> Path:
+    """`librlscope_calibration.so`. Raises `UnsupportedError` if it has not been built."""
+    return _first_with(CALIBRATION_LIBRARY, PACKAGE) / CALIBRATION_LIBRARY
 
 
 def _first_with(name: str, *folders: Path) -> Path:

@@ -75,7 +75,6 @@ class Operation:
     """One operation path in one phase of one process. Times are ns of its own, not of operations nested in it."""
 
     total: OperationTotal
-    corrected_ns: tuple[int, ...]  # [Category], after overhead correction; the same as raw until costs are measured
     inclusive_ns: int  # wall time with nested operations
     process_wall_ns: int  # of all operations of the process, all phases
     steps: int  # progress reports in this phase
@@ -150,6 +149,7 @@ class Overhead:
     fraction: float  # of the target's time, see Totals.target_ns
     calibrated: bool  # the costs behind it were measured on this host
     probes_shed: int
+    overcorrected_ns: int  # by how much the estimates exceed the times that they were to be taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +230,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
             fraction=totals.overhead_fraction(),
             calibrated=trace.info.calibration.get("calibrated") is True,
             probes_shed=counters.probes_shed,
+            overcorrected_ns=sum(total.overcorrected_ns for found in operations.values() for total in found),
         ),
         notices=tuple(trace.notices),
         processes=processes,
@@ -258,7 +259,6 @@ def _phase(name: str, totals: list[OperationTotal], steps: int, process_wall_ns:
     operations = tuple(
         Operation(
             total=total,
-            corrected_ns=total.category_ns,
             inclusive_ns=inclusive_ns,
             process_wall_ns=process_wall_ns,
             steps=steps,
@@ -342,8 +342,8 @@ def operation_record(process: Process, operation: Operation, *, shares: bool) ->
         *total.state_ns,
         total.gpu_ns,
         *(resources[name] for name in ("cpu_only", "cpu_gpu", "gpu_only", "idle")),
-        sum(operation.corrected_ns),
-        *operation.corrected_ns,
+        sum(total.corrected_ns),
+        *total.corrected_ns,
         total.hits,
     )
     return dict(zip(OPERATION_COLUMNS, values, strict=True))

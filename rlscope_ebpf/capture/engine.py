@@ -49,6 +49,7 @@ class Engine:
         self._programs = Programs(compile_programs(method) if compiled is None else compiled)
         self._links: dict[tuple[int, Group], list[Link]] = defaultdict(list)
         self._closers: list[threading.Thread] = []
+        self._pids: set[int] = set()
         self._tracepoints: Link | None = None
         self.next_probe = 1
         """Id that the next attached site gets."""
@@ -59,6 +60,7 @@ class Engine:
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool) -> None:
         """Let a process's hits through."""
+        self._pids.add(pid)
         self._programs.add_target(
             pid, is_python=is_python, assume_held=assume_held, pointer_guard=read_pointer_guard(pid)
         )
@@ -66,6 +68,7 @@ class Engine:
     def remove_target(self, pid: int) -> None:
         """Detach from a process."""
         self._programs.remove_target(pid)
+        self._pids.discard(pid)
         self._close([key for key in self._links if key[0] == pid])
 
     def add_marker_record(self, tid: int, address: int) -> None:
@@ -172,6 +175,16 @@ class Engine:
         for closer in self._closers:
             closer.join()
         self._closers.clear()
+
+    def forget_targets(self) -> None:
+        """Be as if nothing had been attached yet."""
+        self.detach()
+        for pid in self._pids:
+            self._programs.remove_target(pid)
+        self._pids.clear()
+        while self.pending_events():
+            self.read_events()
+        self._programs.reset_counters()
 
     def close(self) -> None:
         """Detach and unload."""

@@ -82,6 +82,11 @@ class Programs:
                 totals[index] = per_cpu.sum()
         return parse_counters(totals)
 
+    def reset_counters(self) -> None:
+        """Let them all be zero."""
+        for index in range(COUNTERS):
+            self._counters.update(_u32(index), bytes(8 * self._cpus))
+
     def close(self) -> None:
         """Unmap the rings and unload the programs."""
         self.events.close()

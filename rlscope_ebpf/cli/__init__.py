@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "run": "Start a command under the profiler.",
     "report": "Print the breakdown that a trace holds.",
     "view": "Replay a trace in the live UI.",
+    "calibrate": "Measure what probes cost on this host.",
     "doctor": "Check every requirement and say how to fix it.",
     "demo": "Profile a small bundled training loop.",
 }

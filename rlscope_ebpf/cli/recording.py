@@ -192,6 +192,7 @@ def record(
     Raises:
         ProfilerError: nothing was captured.
     """
+    from rlscope_ebpf.calibration.in_passing import calibration_for
     from rlscope_ebpf.session.runner import Profiler
 
     interruptions = Interruptions()
@@ -204,6 +205,7 @@ def record(
             with Profiler(options) as profiler:
                 profiler.notices.extend(notices)
                 profiler.preparation = preparation
+                profiler.calibrate = lambda engine: calibration_for(engine, profiler.notices.append)
                 profiler.attach()
                 interruptions.begin()
                 recording = _conduct(profiler, writer, command, interruptions)

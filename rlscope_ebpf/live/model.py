@@ -114,15 +114,14 @@ class LiveModel:
 
 
 def _operation_row(operation: OperationTotal) -> OperationRow:
-    category_ns = operation.category_ns
     return OperationRow(
         pid=operation.pid,
         phase=operation.phase,
         path=operation.path,
         count=operation.count,
         open_now=operation.open_now,
-        category_ns=category_ns,
-        corrected_ns=category_ns,  # until what a probe costs has been measured on this host
+        category_ns=operation.category_ns,
+        corrected_ns=operation.corrected_ns,
         state_ns=operation.state_ns,
         gpu_ns=operation.gpu_ns,
         resources_ns=operation.resources_ns,

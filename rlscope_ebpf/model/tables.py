@@ -17,6 +17,7 @@ INTERVAL_DTYPE = np.dtype(
         ("start_ns", "<u8"),
         ("duration_ns", "<u8"),
         ("hits", "<u4"),  # probe hits on this thread charged to this interval (the opening one and silent ones)
+        ("overhead_ns", "<u4"),  # of the duration, the estimated cost of probe hits
         ("category", "u1"),  # Category
         ("origin", "u1"),  # Category before
         ("state", "u1"),  # ThreadState

@@ -47,7 +47,8 @@ BLOCK_ROWS = 1 << 17
 """Longer tables are added in blocks of this size: what one block needs stays in the caches."""
 
 INTERVAL_COLUMNS = (
-    "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "category", "origin", "state", "opened",
+    "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "overhead_ns",
+    "category", "origin", "state", "opened",
 )  # fmt: skip
 """The columns of the intervals table that `Totals.add_intervals` reads."""
 
@@ -64,6 +65,7 @@ class OperationTotal:
     time_ns: tuple[int, ...]  # by category and state: [Category * len(ThreadState) + ThreadState]
     category_ns: tuple[int, ...]  # [Category]
     state_ns: tuple[int, ...]  # [ThreadState]
+    overhead_ns: tuple[int, ...]  # [Category]: of the time in it, the estimated cost of probe hits
     hits: int  # probe hits charged to it
     transitions: dict[str, int]  # "python_to_backend" -> calls; kinds without calls are left out
     gpu_ns: int = 0
@@ -74,13 +76,28 @@ class OperationTotal:
         return sum(self.category_ns)
 
     @property
+    def corrected_ns(self) -> tuple[int, ...]:
+        """Time by category without the estimated cost of probe hits, [Category]; never below zero."""
+        return tuple(max(0, raw - cost) for raw, cost in zip(self.category_ns, self.overhead_ns, strict=True))
+
+    @property
+    def overcorrected_ns(self) -> int:
+        """By how much the estimated cost exceeds the time that it is to be taken from: above zero, it is wrong."""
+        return sum(max(0, cost - raw) for raw, cost in zip(self.category_ns, self.overhead_ns, strict=True))
+
+    @property
     def resources_ns(self) -> dict[str, int]:
         """Wall time by what it kept busy: a thread that runs or waits for a CPU uses the CPU, one that sleeps nothing.
 
         GPU activity, once there is any, moves time from cpu_only to cpu_gpu and from idle to gpu_only.
         """
+        return self.resources_of(self.wall_ns)
+
+    def resources_of(self, wall_ns: int) -> dict[str, int]:
+        """The same of a corrected wall time: what probes took, they took of a CPU."""
         running, runnable, blocked = self.state_ns
-        return {"cpu_only": running + runnable, "cpu_gpu": 0, "gpu_only": 0, "idle": blocked}
+        on_cpu = running + runnable - (self.wall_ns - wall_ns)
+        return {"cpu_only": max(0, on_cpu), "cpu_gpu": 0, "gpu_only": 0, "idle": blocked + min(0, on_cpu)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,7 @@ class Totals:
         self._time_ns: Ints = np.zeros((0, _CELLS), np.int64)
         self._transitions: Ints = np.zeros((0, _KINDS), np.int64)
         self._hits: Ints = np.zeros(0, np.int64)
+        self._overhead_ns: Ints = np.zeros((0, _CATEGORIES), np.int64)
         self._closed: Ints = np.zeros(0, np.int64)
         self._calls = CallTotals()
         self._open = OpenOperations(self._chain)
@@ -221,6 +239,7 @@ class Totals:
         times = self._time_ns[:size].tolist()
         categories, states = cells.sum(2).tolist(), cells.sum(1).tolist()
         hits, closed = self._hits[:size].tolist(), self._closed[:size].tolist()
+        overhead = self._overhead_ns[:size].tolist()
         transitions: list[dict[str, int]] = [{} for _ in range(size)]
         calls = self._transitions[:size]
         at_row, at_kind = np.nonzero(calls)
@@ -240,6 +259,7 @@ class Totals:
                     time_ns=tuple(times[row]),
                     category_ns=tuple(categories[row]),
                     state_ns=tuple(states[row]),
+                    overhead_ns=tuple(overhead[row]),
                     hits=hits[row],
                     transitions=transitions[row],
                 )
@@ -370,6 +390,7 @@ class Totals:
         self._time_ns = grown(self._time_ns, size)
         self._transitions = grown(self._transitions, size)
         self._hits = grown(self._hits, size)
+        self._overhead_ns = grown(self._overhead_ns, size)
         self._closed = grown(self._closed, size)
         self._steps = grown(self._steps, len(self._scopes))
 
@@ -382,6 +403,8 @@ class Totals:
         time_ns = np.bincount(cell, rows["duration_ns"], size * _CELLS)
         self._time_ns[:size] += time_ns.astype(np.int64).reshape(size, _CELLS)
         self._hits[:size] += np.bincount(row, rows["hits"], size).astype(np.int64)
+        overhead_ns = np.bincount(row * _CATEGORIES + category, rows["overhead_ns"], size * _CATEGORIES)
+        self._overhead_ns[:size] += overhead_ns.astype(np.int64).reshape(size, _CATEGORIES)
         calls = np.flatnonzero((rows["opened"] == Opened.CALL) & (rows["origin"] != category))
         origin = np.minimum(rows["origin"][calls], Category.OTHER)
         kind = (row[calls] * _CATEGORIES + origin) * _CATEGORIES + category[calls]
@@ -435,6 +458,7 @@ def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
         time_ns=_add(left.time_ns, right.time_ns),
         category_ns=_add(left.category_ns, right.category_ns),
         state_ns=_add(left.state_ns, right.state_ns),
+        overhead_ns=_add(left.overhead_ns, right.overhead_ns),
         hits=left.hits + right.hits,
         transitions=kinds,
         gpu_ns=left.gpu_ns + right.gpu_ns,

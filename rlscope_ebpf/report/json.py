@@ -9,7 +9,7 @@ from typing import Any
 
 from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
-from rlscope_ebpf.model.totals import CallTotal
+from rlscope_ebpf.model.totals import CallTotal, OperationTotal
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
 GPU_MODES = ("cupti", "simulated", "unavailable", "off")
@@ -65,6 +65,7 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "fraction": breakdown.overhead.fraction,
             "calibrated": breakdown.overhead.calibrated,
             "probes_shed": breakdown.overhead.probes_shed,
+            "overcorrected_ns": breakdown.overhead.overcorrected_ns,
         },
         "notices": [
             {"text": notice.text, "time_ns": notice.time_ns, "important": notice.important}
@@ -108,20 +109,20 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "count": total.count,
         "open_now": total.open_now,
         "inclusive_ns": operation.inclusive_ns,
-        "corrected": _times(operation, operation.corrected_ns),
-        "raw": _times(operation, total.category_ns),
+        "corrected": _times(total, total.corrected_ns),
+        "raw": _times(total, total.category_ns),
         "state_ns": {state.name.lower(): total.state_ns[state] for state in ThreadState},
         "hits": total.hits,
         "transitions": dict(total.transitions),
     }
 
 
-def _times(operation: Operation, category_ns: Sequence[int]) -> dict[str, Any]:
+def _times(total: OperationTotal, category_ns: Sequence[int]) -> dict[str, Any]:
     return {
         "wall_ns": sum(category_ns),
         "cpu_ns": dict(zip(CATEGORY_NAMES, category_ns, strict=True)),
-        "gpu_ns": operation.total.gpu_ns,
-        "resources_ns": operation.total.resources_ns,
+        "gpu_ns": total.gpu_ns,
+        "resources_ns": total.resources_of(sum(category_ns)),
     }
 
 

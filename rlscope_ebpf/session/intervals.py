@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf.model.categories import Category, Opened, ThreadState
 from rlscope_ebpf.model.events import EventFlag, EventKind
 from rlscope_ebpf.model.tables import INTERVAL_DTYPE
+from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.operations import OperationStep, Runs
 from rlscope_ebpf.session.phases import PhaseTimeline
 from rlscope_ebpf.session.registry import Ints
@@ -49,8 +50,13 @@ class Rows:
     healed: int  # contradictions found
 
 
-def make_rows(stream: Stream, runs: Runs, carried: NDArray[np.void], step: OperationStep) -> Rows:
-    """One row per event that opens an interval; `carried` (SLOT_DTYPE) holds each run's slot before the batch."""
+def make_rows(
+    stream: Stream, runs: Runs, carried: NDArray[np.void], step: OperationStep, costs: ProbeCosts | None = None
+) -> Rows:
+    """One row per event that opens an interval; `carried` (SLOT_DTYPE) holds each run's slot before the batch.
+
+    With `costs`, every row gets what probe hits took of its time.
+    """
     continued = stream.first[runs.continued]
     opened = _OPENED[stream.kind]
     opened[continued] = carried["opened"][runs.continued]
@@ -79,6 +85,10 @@ def make_rows(stream: Stream, runs: Runs, carried: NDArray[np.void], step: Opera
     start_ns = stream.time_ns[at]
     table["start_ns"] = start_ns
     table["hits"] = np.add.reduceat(_hits(stream, continued), at)
+    if costs is not None:
+        overhead = _overhead_ns(stream, costs)
+        overhead[continued] += carried["overhead_ns"][runs.continued]
+        table["overhead_ns"] = np.add.reduceat(overhead, at) + 0.5
     table["category"] = category[at]
     table["opened"] = opened[at]
     table["origin"] = np.where(opened[at] == Opened.CONTINUED, category[at], _callers(stream)[at])
@@ -100,7 +110,7 @@ def cut_at_phases(rows: Rows, phases: PhaseTimeline, process_of_run: Ints) -> Ro
     if pieces is not None:
         table = rows.table[pieces.source]
         table["start_ns"] = start_ns = pieces.start_ns
-        table["hits"][pieces.cut] = 0
+        table["hits"][pieces.cut] = table["overhead_ns"][pieces.cut] = 0
         table["opened"][pieces.cut] = Opened.PHASE
         table["origin"][pieces.cut] = table["category"][pieces.cut]
         end_ns = rows.end_ns[pieces.source]
@@ -125,15 +135,16 @@ def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], N
     held = emit | last
     if not held.all():
         kept = np.flatnonzero(held)
-        hits = np.add.reduceat(table["hits"], np.append(0, kept[:-1] + 1))
+        upto = np.append(0, kept[:-1] + 1)
+        hits, overhead = (np.add.reduceat(table[name], upto) for name in ("hits", "overhead_ns"))
         table, duration, emit, last = table[kept], duration[kept], emit[kept], last[kept]
-        table["hits"] = hits
+        table["hits"], table["overhead_ns"] = hits, overhead
     ends = np.flatnonzero(last)
     instant = duration[ends] == 0
     emit[ends] = np.where(instant, exited & (emit[ends] | (table["hits"][ends] > 0)), True)
     still_open = table[ends]
     handed = ~instant
-    still_open["hits"][handed] = 0
+    still_open["hits"][handed] = still_open["overhead_ns"][handed] = 0
     still_open["opened"][handed] = Opened.CONTINUED
     still_open["origin"][handed] = still_open["category"][handed]
     return (table if emit.all() else table[emit]), still_open
@@ -182,6 +193,15 @@ def _hits(stream: Stream, continued: Ints) -> Ints:
     return hits
 
 
+def _overhead_ns(stream: Stream, costs: ProbeCosts) -> NDArray[np.float64]:
+    """What probe hits took of the time from each event to the next one of its thread."""
+    before, overhead = costs.charge(stream.kind, stream.flags, stream.site, stream.arg)
+    before[stream.first] = 0  # that was before the thread's time, or is known from the last batch
+    overhead[:-1] += before[1:]
+    overhead[stream.last] = np.where(stream.exited, 0, overhead[stream.last])
+    return overhead
+
+
 def _paths(count: int, first: Ints, first_path: NDArray[np.integer], changes: Ints, path: Ints) -> Ints:
     """Path of every row: that of its run's begin until the innermost operation changes."""
     values = np.zeros(count, np.int64)
@@ -209,7 +229,7 @@ def _tear(rows: Rows, torn: NDArray[np.bool_], told: NDArray[np.uint8]) -> Rows:
     call = np.append(rest[1:], False)
     table, end_ns = rows.table[source], rows.end_ns[source]
     table["category"][call] = told[source[call]]
-    table["hits"][call] = 0
+    table["hits"][call] = table["overhead_ns"][call] = 0
     end_ns[call] = table["start_ns"][call]
     table["opened"][rest] = Opened.CONTINUED
     table["origin"][rest] = table["category"][rest]

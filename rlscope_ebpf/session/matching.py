@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import EVENT_DTYPE, EventKind
 from rlscope_ebpf.model.tables import Batch, Losses, ProcessInfo
+from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.intervals import cut_at_phases, hand_out, make_rows
 from rlscope_ebpf.session.marks import MarkMaker
 from rlscope_ebpf.session.operations import OperationEvents, OperationStacks, Runs
@@ -54,11 +55,14 @@ class Matcher:
         *,
         thread_name: Callable[[int, int], str] | None = None,
         base_category: Callable[[int], int] | None = None,
+        costs: ProbeCosts | None = None,
     ) -> None:
         """`thread_name(pid, tid)` names new threads; `base_category(pid)` is what a main thread does until it says so.
 
         Without it a Python process's main thread runs Python. Any other thread starts as `Category.OTHER`.
+        `costs` tells what probe hits took; without it, nothing.
         """
+        self._costs = costs
         self._now_ns = start_ns
         self._base_category = base_category
         self._registry = Registry()
@@ -171,7 +175,7 @@ class Matcher:
             self._take_marks(stream, runs, process)
             operations = self._operation_events(stream, process)
             step = self._operations.advance(operations, runs)
-            rows = cut_at_phases(make_rows(stream, runs, carried, step), self._phases, process)
+            rows = cut_at_phases(make_rows(stream, runs, carried, step, self._costs), self._phases, process)
             tables["intervals"], still_open = hand_out(rows, runs.exited)
             tables["spans"] = step.spans
             self._carry(runs, still_open, heard=stream.last > stream.first, operated=operations.run)
@@ -221,7 +225,7 @@ class Matcher:
         rows = self._threads.slots
         rows["alive"][slot] = ~runs.exited[final]
         rows["handed_ns"][slot] = runs.end_ns[final]
-        for name in ("path", "site", "hits", "category", "origin", "state", "opened"):
+        for name in ("path", "site", "hits", "overhead_ns", "category", "origin", "state", "opened"):
             rows[name][slot] = still_open[name][final]
         rows["had_events"][slot] |= (heard | ~runs.continued)[final]
         had_operations = np.zeros(len(runs.slot), np.bool_)

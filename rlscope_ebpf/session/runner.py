@@ -7,7 +7,7 @@ import platform
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from types import TracebackType
@@ -27,6 +27,7 @@ from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.capture.process import inspect, open_pidfd
 from rlscope_ebpf.errors import UnsupportedError
+from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
@@ -81,6 +82,8 @@ class Profiler:
         self.preparation: Preparation | None = None
         """May be set before `attach`, which otherwise makes its own."""
         self.costs = ProbeCosts()
+        self.calibrate: Callable[[Engine], Calibration | None] | None = None
+        """Tells what probes cost on this host, given an engine that has no targets yet; asked while attaching."""
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
         self._early: list[Batch] = []  # what was matched while attaching
@@ -125,6 +128,8 @@ class Profiler:
 
     def _load(self, preparation: Preparation) -> None:
         self._loaded = preparation.engine()
+        if self.calibrate is not None:
+            self.costs = ProbeCosts(self.calibrate(self._loaded), self._loaded.method)
         try:
             self._loaded.follow_scheduler()
         except OSError as error:
@@ -152,7 +157,9 @@ class Profiler:
         # Setting the probes takes a while. None counts before all are there: with markers but without the calls that
         # they enclose, figures would be wrong.
         self._loaded_ns = start_ns = monotonic_ns()
-        self._started = Matcher(start_ns, thread_name=thread_name)
+        self._started = Matcher(
+            start_ns, thread_name=thread_name, costs=self.costs if self.costs.calibrated else None
+        )
         for target, planned in plans:
             target.start_ns = start_ns
             self._let_through(target, planned)
@@ -280,6 +287,7 @@ class Profiler:
             self._own_texts.append(text_records(names))
         sites = [site for site, _ in planned]
         self._telling |= any(site.action not in _ONLY_HEAL for site in sites) and not expected
+        self.costs.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
         if expected:
@@ -346,6 +354,7 @@ class Profiler:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
         counters = self._counters = self._engine.counters()
+        self.costs.watch(counters)
         batch.losses = self._losses(batch.losses, counters)
         batch.counters = self._work(counters)
         batch.notices = self.notices[self._notices_given :]

@@ -26,6 +26,7 @@ SLOT_DTYPE = np.dtype(
         ("path", "<u4"),
         ("site", "<u4"),
         ("hits", "<u4"),
+        ("overhead_ns", "<u4"),
         ("category", "u1"),
         ("origin", "u1"),
         ("state", "u1"),
@@ -127,7 +128,7 @@ class ThreadTable:
         row["thread"] = self._last_thread
         row["alive"] = True
         row["had_events"] = row["had_operations"] = False
-        row["path"] = row["site"] = row["hits"] = 0
+        row["path"] = row["site"] = row["hits"] = row["overhead_ns"] = 0
         row["state"] = ThreadState.RUNNING
         row["opened"] = Opened.CONTINUED
         name = self._thread_name(pid, tid) if self._thread_name is not None else ""

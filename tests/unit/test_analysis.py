@@ -64,7 +64,7 @@ def test_breakdown_of_a_training_run() -> None:
     assert rollout.share == pytest.approx(120 / 5_000)
     assert step.mean_ns == 32 * MS
     assert training.operations[-1].mean_ns is None
-    assert step.corrected_ns == step.total.category_ns
+    assert step.total.corrected_ns == step.total.category_ns
     assert sum(operation.share for operation in process.operations) == pytest.approx(1)
 
 

@@ -45,6 +45,7 @@ class Truth:
 
     time: Counter[tuple[int, str, tuple[str, ...], int, int]] = field(default_factory=Counter)
     hits: Counter[tuple[int, str, tuple[str, ...]]] = field(default_factory=Counter)
+    overhead: Counter[tuple[int, str, tuple[str, ...], int]] = field(default_factory=Counter)
     instances: Counter[tuple[int, str, tuple[str, ...]]] = field(default_factory=Counter)
     open_now: Counter[tuple[int, str, tuple[str, ...]]] = field(default_factory=Counter)
     transitions: Counter[tuple[int, str, tuple[str, ...], str]] = field(default_factory=Counter)
@@ -105,12 +106,14 @@ class Session:
             key = (pid, phase, path)
             self.truth.time[(*key, thread["category"], thread["state"])] += duration
             self.truth.hits[key] += thread["hits"]
+            overhead = self.random.choice((0, 3, 900))  # more than the duration, at times
+            self.truth.overhead[(*key, thread["category"])] += overhead
             if thread["opened"] == Opened.CALL and thread["origin"] != thread["category"]:
                 kind = f"{CATEGORY_NAMES[thread['origin']]}_to_{CATEGORY_NAMES[thread['category']]}"
                 self.truth.transitions[(*key, kind)] += 1
             self.rows.append((
                 thread["number"], self.paths[path], self.strings.get(phase, 0), thread["site"], thread["now"], duration,
-                thread["hits"], thread["category"], thread["origin"], thread["state"], thread["opened"],
+                thread["hits"], overhead, thread["category"], thread["origin"], thread["state"], thread["opened"],
             ))  # fmt: skip
             thread["hits"] = 0
         thread["now"] += duration
@@ -184,7 +187,7 @@ class Session:
 
 def check(counted: Totals, truth: Truth, *, phases: bool) -> None:
     time: Counter[tuple[int, str, tuple[str, ...], int, int]] = Counter()
-    hits, instances, open_now = Counter(), Counter(), Counter()
+    hits, overhead, instances, open_now = Counter(), Counter(), Counter(), Counter()
     transitions: Counter[tuple[int, str, tuple[str, ...], str]] = Counter()
     for row in counted.operations():
         key = (row.pid, row.phase, row.path)
@@ -192,11 +195,20 @@ def check(counted: Totals, truth: Truth, *, phases: bool) -> None:
         for cell, ns in enumerate(row.time_ns):
             time[(*key, *divmod(cell, len(ThreadState)))] = ns
         hits[key], instances[key], open_now[key] = row.hits, row.count if row.path else 0, row.open_now
+        for category, ns in enumerate(row.overhead_ns):
+            overhead[(*key, category)] = ns
+        wanted = [max(0, raw - cost) for raw, cost in zip(row.category_ns, row.overhead_ns, strict=True)]
+        assert list(row.corrected_ns) == wanted
+        assert sum(row.category_ns) - sum(row.overhead_ns) == sum(wanted) - row.overcorrected_ns
+        corrected = row.resources_of(sum(wanted))
+        assert sum(corrected.values()) == sum(wanted)
+        assert min(corrected.values()) >= 0
         for kind, number in row.transitions.items():
             transitions[(*key, kind)] = number
         assert sum(row.category_ns) == sum(row.state_ns) == row.wall_ns == sum(row.resources_ns.values())
     assert +time == +truth.time
     assert +hits == +truth.hits
+    assert +overhead == +truth.overhead
     assert +transitions == +truth.transitions
     if phases:
         assert +open_now == +truth.open_now

@@ -81,6 +81,7 @@ def intervals(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void
         mine = part["thread"] == thread
         part["start_ns"][mine] = start_ns + np.cumsum(gap[mine] + np.r_[0, part["duration_ns"][mine]][:-1])
     part["hits"] = random.integers(0, 4, rows)
+    part["overhead_ns"] = random.integers(0, 4, rows) * 1_301
     part["category"] = random.integers(0, 5, rows)
     part["origin"] = random.integers(0, 5, rows)
     part["state"] = random.integers(0, 3, rows)

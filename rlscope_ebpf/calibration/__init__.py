@@ -1,0 +1,1 @@
+"""Measuring what this host's probe hits cost, and keeping it."""
