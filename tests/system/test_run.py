@@ -108,7 +108,7 @@ def test_known_truth_from_the_first_instruction(start_profiler: Callable[..., Pr
 def test_ctrl_c_reaches_the_command_and_waits_for_it(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
     profiler = start_profiler("run", "-o", "a.rlscope", "--no-tui", "--", sys.executable, "-c", SLOW, group=True)
     profiler.wait_until_attached()
-    wait_for(lambda: "started" in profiler.stdout, 10, "the command's start")
+    wait_for(lambda: "started" in profiler.stdout, 60, "the command's start")
     time.sleep(0.5)
     os.killpg(profiler.pid, signal.SIGINT)  # as a terminal does
     assert profiler.wait() == 7
@@ -120,7 +120,7 @@ def test_ctrl_c_reaches_the_command_and_waits_for_it(start_profiler: Callable[..
 def test_sigterm_ends_the_profiler_not_the_command(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
     profiler = start_profiler("run", "-o", "a.rlscope", "--no-tui", "--", sys.executable, "-c", SLOW)
     profiler.wait_until_attached()
-    wait_for(lambda: "started" in profiler.stdout, 10, "the command's start")
+    wait_for(lambda: "started" in profiler.stdout, 60, "the command's start")
     time.sleep(0.5)
     profiler.signal(signal.SIGTERM)
     assert profiler.wait() == 0

@@ -31,6 +31,7 @@ FAKE = (
 )
 
 HELP_SECONDS = 0.5
+ATTEMPTS = 10
 
 
 def command(*words: str, code: str = FAKE) -> list[str]:
@@ -75,8 +76,8 @@ def talk(stderr: str) -> str:
 
 @pytest.mark.parametrize("verb", ["", *cli.VERBS])
 def test_help_is_quick_and_needs_nothing(verb: str, tmp_path: Path) -> None:
-    times = []
-    for _ in range(3):
+    times: list[float] = []
+    while not times or (min(times) >= HELP_SECONDS and len(times) < ATTEMPTS):  # the machine may be busy
         begin = time.perf_counter()
         done = call(*verb.split(), "--help", folder=tmp_path, code=REAL)
         times.append(time.perf_counter() - begin)
@@ -398,7 +399,7 @@ class Terminal:
             os.execvpe(words[0], words, environment(TERM="xterm-256color", **extra))
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
 
-    def wait_for(self, text: str, seconds: float = 20.0) -> None:
+    def wait_for(self, text: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while text not in self.text:
             assert time.monotonic() < end, self.text[-2000:]
@@ -408,7 +409,7 @@ class Terminal:
         os.write(self._fd, keys.encode())
 
     def wait(self) -> int:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while True:
             pid, raw = os.waitpid(self.pid, os.WNOHANG)
             if pid:

@@ -190,16 +190,20 @@ def large_batch(operations: int) -> Batch:
     return Batch(SECOND, definitions, {"intervals": rows})
 
 
-def test_a_snapshot_of_200_operations_takes_less_than_5_ms() -> None:
+def test_a_snapshot_of_200_operations_costs_little() -> None:
+    """Some milliseconds on a fast machine; measured against Python itself, so that the machine does not matter."""
     model = started()
     model.batch(large_batch(200))
-    times = []
-    for _ in range(20):
+    snapshots, loops = [], []
+    for _ in range(30):  # the best of many: the machine may be busy with something else
         begin = time.perf_counter()
         snapshot = model.snapshot()
-        times.append(time.perf_counter() - begin)
+        middle = time.perf_counter()
+        sum(number * number for number in range(10_000))
+        snapshots.append(middle - begin)
+        loops.append(time.perf_counter() - middle)
     assert len(snapshot.operations) == 200
-    assert min(times) < 0.005  # the best of many: the machine may be busy with something else
+    assert min(snapshots) < 15 * min(loops)
 
 
 def test_snapshots_are_consistent_while_batches_come() -> None:

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 STUB_32 = 'void _start(void) { for (;;) __asm__ volatile("int $0x80" :: "a"(29)); }'  # pause() for ever
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not happen in time"

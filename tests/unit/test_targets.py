@@ -317,10 +317,10 @@ def test_refuses_other_documents() -> None:
 
 def test_storm_keeps_to_its_rate_and_counts() -> None:
     library = str(build.native() / "libtruth_simulator_storm.so")
-    storm = [str(build.program("storm")), "--library", library, "--seconds", "0.5"]
+    storm = [str(build.program("storm")), "--library", library, "--seconds", "1"]
     truth = talk_to([*storm, "--rate", "100000", "--threads", "2"])
     assert truth["events"] == 2 * truth["calls"] == 2 * sum(each["calls"] for each in truth["threads"])
-    assert truth["events"] == pytest.approx(50_000, rel=0.1)
+    assert truth["events"] == pytest.approx(100_000, rel=0.2)
     assert talk_to([*storm, "--rate", "0"])["events"] > 1_000_000
 
 
@@ -333,8 +333,8 @@ def test_targets_that_mark_from_c() -> None:
     assert outer["wall_ns"] >= 40 * 1_000_000
     assert inner["wall_ns"] >= inner["cpu_ns"]["simulator"] >= 40 * 2_000_000
     assert inner["cpu_ns"]["simulator"] + inner["cpu_ns"]["other"] == inner["wall_ns"]
-    storm = [str(build.program("storm")), "--kind", "marker", "--library", str(library), "--seconds", "0.2"]
-    assert talk_to([*storm, "--rate", "10000"])["events"] == pytest.approx(2000, rel=0.2)
+    storm = [str(build.program("storm")), "--kind", "marker", "--library", str(library), "--seconds", "1"]
+    assert talk_to([*storm, "--rate", "10000"])["events"] == pytest.approx(10_000, rel=0.2)
 
 
 def test_zombie_is_one_while_it_is_looked_at() -> None:
@@ -344,7 +344,7 @@ def test_zombie_is_one_while_it_is_looked_at() -> None:
         assert process.stdout is not None
         pid = process.stdout.readline().removeprefix("READY ").strip()
         assert Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        process.communicate("\n", timeout=10)
+        process.communicate("\n", timeout=60)
     assert process.returncode == 0
 
 
