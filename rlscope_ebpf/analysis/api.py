@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.analysis.breakdown import Breakdown, Progress, TraceSource, break_down
+from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import TABLES, Losses, Notice
 from rlscope_ebpf.trace.reader import TraceReader
@@ -41,8 +42,9 @@ class Trace:
 
     def __repr__(self) -> str:
         info = self.info
+        processes = fmt.plural_exact(len(self._source.processes), "process", "processes")
         state = "complete" if self.complete else "incomplete"
-        return f"<Trace of {info.host}, {info.started_at}, {len(self._source.processes)} processes, {state}>"
+        return f"<Trace of {info.host}, {info.started_at}, {processes}, {state}>"
 
     @property
     def info(self) -> SessionInfo:

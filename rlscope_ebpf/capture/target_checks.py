@@ -11,7 +11,7 @@ from rlscope_ebpf.capture.maps import MapsWatcher
 from rlscope_ebpf.capture.plan import LibraryRule, MarkerRule, Planner, ProbeTarget
 from rlscope_ebpf.capture.process import SECCOMP_MODES, TargetProcess, inspect
 from rlscope_ebpf.errors import ProfilerError
-from rlscope_ebpf.model.format import CATEGORY_LABELS
+from rlscope_ebpf.model import format as fmt
 
 GROUP = "target"
 
@@ -36,13 +36,10 @@ def check_target(pid: int, libraries: Sequence[LibraryRule] = (), markers: Seque
         target = inspect(pid)
     except ProfilerError as error:
         return [Check(GROUP, f"process {pid}", "failed", error.problem, error.remedy, error.status)]
+    command = " ".join(" ".join(target.command).split())[:200]
+    threads = fmt.plural_exact(target.threads, "thread")
     return [
-        Check(
-            GROUP,
-            f"process {pid}",
-            "ok",
-            f"{target.name}, {target.threads} threads: {' '.join(' '.join(target.command).split())[:200]}",
-        ),
+        Check(GROUP, f"process {pid}", "ok", f"{target.name}, {threads}: {command}"),
         check_python(target),
         check_seccomp(target),
         check_namespaces(target),
@@ -94,7 +91,7 @@ def check_probes(
         return [Check(GROUP, "probes", "failed", error.problem, error.remedy, error.status)]
     sites = Counter((probe.object.path, _purpose(probe)) for probe in plan.targets)
     checks = [
-        Check(GROUP, purpose, "ok", f"{number} probe sites in {path}")
+        Check(GROUP, purpose, "ok", f"{fmt.plural_exact(number, 'probe site')} in {path}")
         for (path, purpose), number in sites.most_common()
     ]
     if all(purpose == JUMPS for _, purpose in sites):
@@ -124,4 +121,4 @@ def _purpose(probe: ProbeTarget) -> str:
     """What a probe is for, as a person would say."""
     if probe.action == Action.LONGJMP:
         return JUMPS
-    return _PURPOSES.get(probe.group) or CATEGORY_LABELS[probe.category]
+    return _PURPOSES.get(probe.group) or fmt.CATEGORY_LABELS[probe.category]

@@ -64,7 +64,7 @@ def describe(snapshot: Snapshot) -> str:
     counters = snapshot.counters
     parts = [
         fmt.clock(snapshot.elapsed_ns),
-        f"{fmt.rate(snapshot.events_per_s)} events",
+        fmt.rate(snapshot.events_per_s, "events"),
         fmt.probes(counters),
         f"overhead about {fmt.percent(snapshot.overhead_fraction)}",
         fmt.losses(snapshot.losses) or "nothing lost",

@@ -21,11 +21,23 @@ LARGE_BYTES = 8 << 20
 """Smaller traces are read before anybody could look at a progress bar."""
 
 
+def _print_schema(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from rlscope_ebpf.report.json import schema_text
+
+        click.echo(schema_text(), nl=False)
+        context.exit()
+
+
 @click.command("report")
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
+    "--schema", is_flag=True, is_eager=True, expose_value=False, callback=_print_schema,
+    help="Print the JSON schema of --format json, and nothing else.",
+)  # fmt: skip
+@click.option(
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
-    help="text: tables for people; json: everything, see report.schema.json; csv: one row per operation.",
+    help="text: tables for people; json: everything, as --schema describes it; csv: one row per operation.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",

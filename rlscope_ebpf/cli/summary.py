@@ -26,8 +26,8 @@ def _process_block(process: ProcessRow, snapshot: Snapshot) -> str:
         f"{fmt.printable(process.name)} (process {process.pid}), {fmt.duration(process.end_ns - process.start_ns)}"
     ]
     if process.steps:
-        of = f" of {fmt.count(process.total_steps)}" if process.total_steps else ""
-        lines[0] += f", step {fmt.count(process.step)}{of}"
+        of = f" of {process.total_steps:,}" if process.total_steps else ""
+        lines[0] += f", step {process.step:,}{of}"
     if not rows:
         return lines[0] + "\n  nothing happened in it"
     wall_ns = sum(row.wall_ns for row in rows)

@@ -32,17 +32,17 @@ CATEGORY_LABELS: dict[Category, str] = {
 }
 """How a category is written for people."""
 
-LOSS_LABELS: dict[str, str] = {
-    "events": "events lost",
-    "texts": "names lost",
-    "gpu_records": "GPU records lost",
-    "unmatched": "ends without a begin",
-    "healed": "returns healed",
-    "threads": "threads not followed",
-    "truncated_names": "names cut",
-    "late": "late events dropped",
+LOSS_LABELS: dict[str, tuple[str, str]] = {
+    "events": ("event lost", "events lost"),
+    "texts": ("name lost", "names lost"),
+    "gpu_records": ("GPU record lost", "GPU records lost"),
+    "unmatched": ("end without a begin", "ends without a begin"),
+    "healed": ("return healed", "returns healed"),
+    "threads": ("thread not followed", "threads not followed"),
+    "truncated_names": ("name cut", "names cut"),
+    "late": ("late event dropped", "late events dropped"),
 }
-"""What each field of `Losses` counts, as it reads behind its number."""
+"""What each field of `Losses` counts, as it reads behind one and behind any other number."""
 
 HARMLESS_LOSSES = frozenset({"healed", "truncated_names"})
 """Fields of `Losses` that are counted for honesty but take nothing from the figures."""
@@ -99,9 +99,10 @@ def count(n: float) -> str:
     return _scaled(n, _COUNT_UNITS)
 
 
-def rate(per_s: float) -> str:
-    """Things per second: "68.2 k/s"."""
-    return f"{count(round(per_s) if per_s >= 10 else per_s)}/s"
+def rate(per_s: float, things: str = "") -> str:
+    """Things per second: "68.2 k/s", "68.2 k events/s"."""
+    number = count(round(per_s) if per_s >= 10 else per_s)
+    return f"{number} {things}/s" if things else f"{number}/s"
 
 
 def size(n: float) -> str:
@@ -167,13 +168,19 @@ def probes(counters: Counters) -> str:
     return f"{text}, {counters.probes_shed:,} taken off" if counters.probes_shed else text
 
 
+def loss_label(name: str, number: int) -> str:
+    """What a field of `Losses` counts, to follow its number."""
+    one, several = LOSS_LABELS.get(name, (name, name))
+    return one if number == 1 else several
+
+
 def losses(totals: Losses, *, harmless: bool = False) -> str:
     """What is missing: "12 events lost, 3 late events dropped"; empty if nothing is.
 
     `harmless` adds what was counted but takes nothing from the figures (`HARMLESS_LOSSES`).
     """
     return ", ".join(
-        f"{count(number)} {LOSS_LABELS.get(name, name)}"
+        f"{count(number)} {loss_label(name, number)}"
         for name, number in totals.as_dict().items()
         if number and (harmless or name not in HARMLESS_LOSSES)
     )

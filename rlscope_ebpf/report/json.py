@@ -17,9 +17,13 @@ GPU_MODES = ("cupti", "simulated", "unavailable", "off")
 
 def schema() -> dict[str, Any]:
     """The contract, as a JSON schema."""
-    text = resources.files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
-    value: dict[str, Any] = json.loads(text)
+    value: dict[str, Any] = json.loads(schema_text())
     return value
+
+
+def schema_text() -> str:
+    """The same as it is written."""
+    return resources.files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
 
 
 def report_text(breakdown: Breakdown) -> str:

@@ -1,7 +1,7 @@
 """`report --format text`: the breakdown as tables for a terminal, a pipe or a bug report.
 
-From WIDE columns on, an operation is one line; below, its percentages stand under its times. Where nobody looks (no
-terminal) the width is WIDE_DEFAULT, so that one line of output is one operation for `grep`.
+From WIDE columns on, an operation is one line; below, its percentages stand under its name and times. Where nobody
+looks (no terminal) the width is WIDE_DEFAULT, so that one line of output is one operation for `grep`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category
+from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
 
 WIDE = 140
 """Columns from which an operation is one line."""
@@ -216,7 +216,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     nested = wide and any(operation.inclusive_ns != operation.wall_ns for operation in phase.operations)
     table = _table(gap=2 if wide else 1)
     table.add_column("OPERATION", no_wrap=True, overflow="ellipsis", min_width=12)
-    titles = ("COUNT", "MEAN", *(("NESTED",) if nested else ()), "WALL", "SHARE")
+    titles = ("COUNT", "MEAN", *(("NESTED",) if nested else ()), "WALL", "SHARE", "ON CPU")
     for title in titles if wide else ("COUNT\nMEAN", "WALL\nSHARE"):
         _figures(table, title)
     for category in used:
@@ -234,25 +234,39 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
             else:
                 yield f"{fmt.duration(ns)}\n{share(ns / of_ns)}"
 
+    def on_cpu(state_ns: Sequence[int]) -> str:
+        """The part of the time in which threads ran."""
+        of_ns = sum(state_ns)
+        return share(state_ns[ThreadState.RUNNING] / of_ns) if of_ns else _NOTHING
+
     shown = phase.operations[:MAX_OPERATIONS]
     for operation, guide in zip(shown, _guides(shown), strict=True):
         name = Text.assemble((guide, "dim"), fmt.printable(operation.name))
+        ran = on_cpu(operation.total.state_ns)
         counted = fmt.count(operation.total.count) if operation.total.path else ""
         mean = fmt.duration(operation.mean_ns) if operation.mean_ns is not None else ""
         wall, part = fmt.duration(operation.wall_ns), share(operation.share)
         if wide:
             inclusive = (fmt.duration(operation.inclusive_ns),) if nested else ()
-            own = (counted, mean, *inclusive, wall, part)
+            own = (counted, mean, *inclusive, wall, part, ran)
         else:
+            name.append(f"\n{_below(guide)}on CPU {ran}", "dim")
             own = (f"{counted}\n{mean}", f"{wall}\n{part}")
         table.add_row(name, *own, *parts(operation.total.category_ns))
 
     process_wall_ns = phase.operations[0].process_wall_ns
     wall, part = fmt.duration(phase.wall_ns), share(phase.wall_ns / process_wall_ns if process_wall_ns else 0)
-    own = (*("" for _ in titles[:-2]), wall, part) if wide else ("", f"{wall}\n{part}")
+    ran = on_cpu([sum(column) for column in zip(*(each.total.state_ns for each in phase.operations), strict=True)])
+    own = (*("" for _ in titles[:-3]), wall, part, ran) if wide else ("", f"{wall}\n{part}")
     sums = [sum(column) for column in zip(*(each.total.category_ns for each in phase.operations), strict=True)]
-    table.add_row("all together", *own, *parts(sums), style="bold")
+    together = "all together" if wide else f"all together\non CPU {ran}"
+    table.add_row(together, *own, *parts(sums), style="bold")
     return table
+
+
+def _below(guide: str) -> str:
+    """The tree lines of a row's second line, given those of its first."""
+    return guide.replace("├ ", "│ ").replace("└ ", "  ") if not guide.strip().startswith("(") else ""
 
 
 def _guides(operations: Sequence[Operation]) -> list[str]:

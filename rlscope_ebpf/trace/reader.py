@@ -19,6 +19,7 @@ from rlscope_ebpf.errors import (
     UnsupportedError,
     UsageError,
 )
+from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     TABLES,
@@ -349,14 +350,14 @@ class TraceReader:
         if damage.cut:
             self._problem(f"The file ends in the middle of an object that begins at byte {damage.offset}.")
         else:
-            self._problem(f"{damage.length} bytes at byte {damage.offset} are damaged.")
+            self._problem(f"{fmt.plural_exact(damage.length, 'byte')} at byte {damage.offset} cannot be read.")
 
     def _problem(self, sentence: str) -> None:
         self._problem_count += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(sentence)
         else:
-            self.problems[-1] = f"{self._problem_count - MAX_PROBLEMS + 1} further problems were found."
+            self.problems[-1] = f"There is more: {fmt.plural_exact(self._problem_count - MAX_PROBLEMS + 1, 'problem')}."
 
     def _finish_info(self) -> None:
         """A start time when the header that held it is lost: the earliest known."""
@@ -382,7 +383,7 @@ class TraceReader:
         for definition in self._lost:
             self._remember(definition)
         if self._lost:
-            self._problem(f"{len(self._lost)} names are lost; they read as {UNKNOWN}.")
+            self._problem(f"{UNKNOWN} stands for {fmt.plural_exact(len(self._lost), 'name')} that could not be read.")
 
 
 def _looks_like_a_trace(start: bytes) -> bool:

@@ -138,17 +138,18 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
     totals = snapshot.losses.as_dict() if snapshot else {}
     for name, number in totals.items():
         role = "dim" if not number else "text" if name in fmt.HARMLESS_LOSSES else "error"
-        lines.append([Span(f"  {number:>14,} ", role), Span(fmt.LOSS_LABELS.get(name, name), role)])
+        lines.append([Span(f"  {number:>14,} ", role), Span(fmt.loss_label(name, number), role)])
     if snapshot:
         counters = snapshot.counters
         lines += [[], [Span("What was done", "heading")]]
-        for number, text in (
-            (counters.hits, "probe hits"),
-            (counters.sent, "events sent by the probes"),
-            (counters.received, "events received"),
-            (counters.probes_attached, "probes attached"),
-            (counters.probes_armed, "probes armed"),
-            (counters.probes_shed, "probes taken off to stay in the overhead budget"),
+        for number, thing, what in (
+            (counters.hits, "probe hit", ""),
+            (counters.sent, "event", " sent by the probes"),
+            (counters.received, "event", " received"),
+            (counters.probes_attached, "probe", " attached"),
+            (counters.probes_armed, "probe", " armed"),
+            (counters.probes_shed, "probe", " taken off to stay in the overhead budget"),
         ):
-            lines.append([Span(f"  {number:>14,} ", "text"), Span(text, "dim")])
+            things = thing if number == 1 else thing + "s"
+            lines.append([Span(f"  {number:>14,} ", "text"), Span(things + what, "dim")])
     return lines

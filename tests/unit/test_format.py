@@ -120,3 +120,15 @@ def test_losses() -> None:
     assert fmt.losses(Losses()) == ""
     assert fmt.losses(Losses(events=12, late=3, healed=4)) == "12 events lost, 3 late events dropped"
     assert fmt.losses(Losses(healed=4), harmless=True) == "4 returns healed"
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert fmt.losses(Losses(events=1, late=2)) == "1 event lost, 2 late events dropped"
+    for name in Losses().as_dict():
+        one, two = (fmt.losses(Losses(**{name: number}), harmless=True) for number in (1, 2))
+        assert (one[:2], two[:2]) == ("1 ", "2 ")
+        assert one[2:] != two[2:]
+
+
+def test_rates_name_what_they_count() -> None:
+    assert fmt.rate(68_234, "events") == "68.2 k events/s"

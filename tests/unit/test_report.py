@@ -110,6 +110,13 @@ def test_json_of_a_training_run() -> None:
     assert sum(each["raw"]["wall_ns"] for each in process["operations"]) == 5_000 * MS == process["wall_ns"]
 
 
+def test_the_schema_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlscope_ebpf.cli import main
+
+    assert main(["report", "--schema"]) == 0
+    assert stdlib_json.loads(capsys.readouterr().out) == json.schema()
+
+
 def test_json_has_the_notices() -> None:
     assert validated(breakdown())["notices"] == []
     report = validated(breakdown(notices=NOTICES))

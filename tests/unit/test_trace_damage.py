@@ -451,7 +451,7 @@ def test_problems_are_bounded(small: bytes, tmp_path: Path) -> None:
     reader = opened(tmp_path / "a.rlscope", objects(small)[0] + (broken + piece) * 100)
     assert reader is not None
     assert len(reader.problems) <= 20
-    assert "further problems" in reader.problems[-1]
+    assert "There is more: " in reader.problems[-1]
 
 
 def test_what_is_no_trace(tmp_path: Path) -> None:

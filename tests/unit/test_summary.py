@@ -1,0 +1,30 @@
+"""What a capture says while it runs and at its end."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tui_fakes as fakes
+
+from rlscope_ebpf.cli import progress, summary
+from rlscope_ebpf.model.tables import Counters
+
+
+def test_steps_are_exact_beside_their_total() -> None:
+    snapshot = fakes.running()
+    process = replace(snapshot.processes[0], steps=3, step=12_288, total_steps=12_000)
+    text = summary.render(replace(snapshot, processes=(process,)))
+    assert text.splitlines()[0].endswith(", step 12,288 of 12,000")
+
+
+def test_one_event_is_one_event() -> None:
+    snapshot = fakes.running(counters=Counters(received=1, probes_attached=1, probes_armed=1))
+    assert "1 of 1 probe armed, 1 event, nothing lost" in summary.render(snapshot)
+
+
+def test_the_rate_counts_events() -> None:
+    assert " events/s " in progress.describe(fakes.running())
