@@ -6,6 +6,9 @@ PYTHON := $(VENV)/bin/python
 # The newest of these that is there makes the environment; the CPU build of PyTorch is easiest to get for 3.11.
 PYTHONS := python3.11 python3.12 python3.13 python3.10 python3
 
+# pip is silent unless it fails: its warnings are about its own configuration, and about being root.
+PIP := $(PYTHON) -m pip install --quiet --quiet
+
 # What `make bench` is told, for example `make bench BENCH='--quick --only hits'`.
 BENCH :=
 
@@ -27,24 +30,26 @@ lint: setup-test
 	$(VENV)/bin/lint-imports
 
 bench: setup-test
-	$(PYTHON) -m pip install --quiet --editable '.[test,bench]'
+	$(PIP) --editable '.[test,bench]'
 	$(PYTHON) -m benchmarks $(BENCH)
 
 $(VENV)/.stamp-system: scripts/install-system-packages
-	mkdir -p $(VENV)
+	@mkdir -p $(VENV)
 	scripts/install-system-packages
-	touch $@
+	@touch $@
 
 $(VENV)/.stamp-base: $(VENV)/.stamp-system pyproject.toml setup.py $(wildcard userspace/*.c userspace/*.h userspace/demo/*.c)
 	scripts/make-venv $(VENV) $(PYTHONS)
-	$(PYTHON) -m pip install --quiet --editable .
-	touch $@
+	@echo "Installing rlscope-ebpf and what it needs in $(VENV); the first time takes a minute."
+	@$(PIP) --editable .
+	@touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-base tests/requirements-rl.txt
 	scripts/install-system-packages bpftrace gdb
-	$(PYTHON) -m pip install --quiet --editable '.[test]'
-	$(PYTHON) -m pip install --quiet --requirement tests/requirements-rl.txt
-	touch $@
+	@echo "Installing what the tests need, PyTorch for one; the first time takes a few minutes."
+	@$(PIP) --editable '.[test]'
+	@$(PIP) --requirement tests/requirements-rl.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info rlscope_ebpf/*.so
