@@ -216,7 +216,9 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     nested = wide and any(operation.inclusive_ns != operation.wall_ns for operation in phase.operations)
     table = _table(gap=2 if wide else 1)
     table.add_column("OPERATION", no_wrap=True, overflow="ellipsis", min_width=12)
-    titles = ("COUNT", "MEAN", *(("NESTED",) if nested else ()), "WALL", "SHARE", "ON CPU")
+    charged = wide and any(any(operation.total.overhead_ns) for operation in phase.operations)
+    optional = (("NESTED",) if nested else (), ("WITHOUT PROBES",) if charged else ())
+    titles = ("COUNT", "MEAN", *optional[0], "WALL", *optional[1], "SHARE", "ON CPU")
     for title in titles if wide else ("COUNT\nMEAN", "WALL\nSHARE"):
         _figures(table, title)
     for category in used:
@@ -248,7 +250,8 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
         wall, part = fmt.duration(operation.wall_ns), share(operation.share)
         if wide:
             inclusive = (fmt.duration(operation.inclusive_ns),) if nested else ()
-            own = (counted, mean, *inclusive, wall, part, ran)
+            corrected = (fmt.duration(sum(operation.total.corrected_ns)),) if charged else ()
+            own = (counted, mean, *inclusive, wall, *corrected, part, ran)
         else:
             name.append(f"\n{_below(guide)}on CPU {ran}", "dim")
             own = (f"{counted}\n{mean}", f"{wall}\n{part}")
@@ -257,7 +260,9 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     process_wall_ns = phase.operations[0].process_wall_ns
     wall, part = fmt.duration(phase.wall_ns), share(phase.wall_ns / process_wall_ns if process_wall_ns else 0)
     ran = on_cpu([sum(column) for column in zip(*(each.total.state_ns for each in phase.operations), strict=True)])
-    own = (*("" for _ in titles[:-3]), wall, part, ran) if wide else ("", f"{wall}\n{part}")
+    rest = fmt.duration(sum(sum(operation.total.corrected_ns) for operation in phase.operations))
+    own = (wall, *((rest,) if charged else ()), part, ran)
+    own = (*("" for _ in titles[len(own) :]), *own) if wide else ("", f"{wall}\n{part}")
     sums = [sum(column) for column in zip(*(each.total.category_ns for each in phase.operations), strict=True)]
     together = "all together" if wide else f"all together\non CPU {ran}"
     table.add_row(together, *own, *parts(sums), style="bold")
