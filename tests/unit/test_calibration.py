@@ -217,10 +217,9 @@ def test_every_interval_is_charged_what_fell_into_it(batches: int) -> None:
         event(6_000, EventKind.OP_END, python, python, 2),
     ])  # fmt: skip
     matcher = Matcher(0, costs=costs())
-    rows = []
-    for part in np.array_split(events, batches):
-        rows.append(matcher.process(part, int(part["time_ns"].max(initial=0))).tables.get("intervals"))
-    rows.append(matcher.finish(7_000).tables["intervals"])
+    parts = np.array_split(events, batches)
+    done = [matcher.process(part, int(part["time_ns"].max(initial=0))) for part in parts] + [matcher.finish(7_000)]
+    rows = [batch.tables.get("intervals") for batch in done]
     intervals = np.concatenate([part for part in rows if part is not None])
     found = {}
     for row in intervals:
