@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlscope_ebpf.cli.options import capture_options, read_capture_options
+from rlscope_ebpf.cli.options import announce, capture_options, read_capture_options
 from rlscope_ebpf.session.options import parse_pids
 
 
@@ -28,6 +28,7 @@ def command(context: click.Context, /, pids: tuple[int, ...], **given: Any) -> i
 
     for pid in options.pids:
         inspect(pid)  # a wrong pid is the first thing to complain about
+    announce(f"process {', '.join(map(str, options.pids))}")
     with Preparation(options.attach_method) as preparation:
         from rlscope_ebpf.cli.recording import follow_notices, record
 

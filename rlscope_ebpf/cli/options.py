@@ -87,6 +87,11 @@ def capture_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def announce(target: str) -> None:
+    """Say at once what is going on: compiling and setting the probes may take seconds."""
+    click.echo(f"Attaching to {target}.", err=True)
+
+
 def read_capture_options(
     *,
     output: Path | None,

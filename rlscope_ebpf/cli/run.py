@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlscope_ebpf.cli.options import capture_options, read_capture_options
+from rlscope_ebpf.cli.options import announce, capture_options, read_capture_options
 
 if TYPE_CHECKING:
     from rlscope_ebpf.capture.launch import LaunchedCommand
@@ -58,6 +58,7 @@ def run_command(words: Sequence[str], options: CaptureOptions, *, notices: Seque
         child = stack.enter_context(
             launch(words, output=None if log is None else log.descriptor, identity=sudo_identity())
         )
+        announce(f"the command, process {child.pid}")
         options = replace(options, pids=(child.pid,))
         options = replace(options, output=trace_path(options))
         if log is not None:

@@ -276,7 +276,7 @@ class Finished:
     def refused(self, status: int, *words: str) -> None:
         """Asserts that it ended with this status, and said in two sentences why, with these words in them."""
         assert self.status == status, self.stderr
-        lines = self.stderr.strip().splitlines()
+        lines = [line for line in self.stderr.strip().splitlines() if not line.startswith("Attaching to ")]
         assert len(lines) == 2, self.stderr
         problem, remedy = lines
         assert problem.startswith("rlscope-ebpf: "), problem
