@@ -20,7 +20,7 @@ GROUP_NAMES: dict[Group, str] = {
 }
 
 WHAT_IS_LOST: dict[Group, str] = {
-    Group.GIL: "Waiting and sleeping Python threads now count as python instead of other",
+    Group.GIL: "Native code that runs without the lock now counts as python instead of other",
     Group.REENTRY: "Python code called from native code now counts as part of the native call",
 }
 """How the figures change without a group: the beginning of a sentence."""

@@ -147,7 +147,18 @@ def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], N
     still_open["hits"][handed] = still_open["overhead_ns"][handed] = 0
     still_open["opened"][handed] = Opened.CONTINUED
     still_open["origin"][handed] = still_open["category"][handed]
-    return (table if emit.all() else table[emit]), still_open
+    return _without_sleeping_python(table if emit.all() else table[emit]), still_open
+
+
+def _without_sleeping_python(table: NDArray[np.void]) -> NDArray[np.void]:
+    """`table`, changed: a thread that sleeps does not run the interpreter, whatever its last probe said.
+
+    It waits for the interpreter lock in the middle of its loop, or has released it where no probe is.
+    """
+    sleeping = (table["state"] == ThreadState.BLOCKED) & (table["category"] == Category.PYTHON)
+    if sleeping.any():
+        table["category"][sleeping] = table["origin"][sleeping] = Category.OTHER
+    return table
 
 
 def _states(stream: Stream) -> NDArray[np.uint8]:

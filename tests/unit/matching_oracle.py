@@ -13,6 +13,8 @@ from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.events import EventFlag, EventKind
 from rlscope_ebpf.model.tables import Batch, PathInfo, SpanFlag, StringInfo, ThreadInfo
 
+OTHER = int(Category.OTHER)
+_SLEEPING_PYTHON = (int(Category.PYTHON), int(ThreadState.BLOCKED))
 SCHEDULER_KINDS = (EventKind.OFF_CPU, EventKind.ON_CPU)
 HITLESS_KINDS = (*SCHEDULER_KINDS, EventKind.PROGRESS_TOTAL, EventKind.THREAD_EXIT)
 COUNTING_KINDS = (EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, EventKind.GIL_ACQUIRE)
@@ -36,6 +38,13 @@ class OracleThread:
     tiles: list[Tile] = field(default_factory=list)
     calls: Counter[tuple[int, Path, int, int, int]] = field(default_factory=Counter)  # start, path, from, to, site
     hits: int = 0
+
+    def told_tiles(self) -> list[Tile]:
+        """As they are to be handed out: who sleeps does not run Python."""
+        return [
+            (start, end, path, phase, OTHER if (category, state) == _SLEEPING_PYTHON else category, state)
+            for start, end, path, phase, category, state in self.tiles
+        ]
 
     @property
     def path(self) -> Path:

@@ -174,7 +174,7 @@ def assert_agree(oracle: Oracle, found: Collected) -> None:
     assert len(found.threads) == len(oracle.threads)
     for number, thread in enumerate(oracle.threads):
         mine = by_key[number]
-        assert found.tiles(mine) == merged(thread.tiles)
+        assert found.tiles(mine) == merged(thread.told_tiles())
         assert found.calls(mine) == thread.calls
         assert found.hits(mine) == thread.hits
     number_of = {mine: number for number, mine in by_key.items()}
@@ -560,6 +560,40 @@ def test_a_long_interval_is_handed_out_in_slices_that_keep_their_site() -> None:
         (1300, 50, Opened.CONTINUED, ThreadState.BLOCKED, 5, 0),
         (1350, 50, Opened.SCHEDULER, ThreadState.RUNNING, 5, 0),
     ]
+
+
+def test_sleeping_python_is_other() -> None:
+    """Who waits for the interpreter lock in a loop meets no probe; who sleeps in a native call is in it."""
+    matcher = new_matcher()
+    events = [
+        back(1100, SIMULATOR, PYTHON),
+        event(1200, KIND.OFF_CPU, category=PYTHON, arg=1),
+        event(1300, KIND.ON_CPU, category=PYTHON),
+        event(1400, KIND.OFF_CPU, category=PYTHON, arg=0),
+        event(1450, KIND.ON_CPU, category=PYTHON),
+        event(1500, KIND.OFF_CPU, category=PYTHON, arg=1),
+    ]
+    first = matcher.process(array(events), 1600)
+    more = [
+        event(1700, KIND.ON_CPU, category=PYTHON),
+        call(1800, PYTHON, SIMULATOR),
+        event(1850, KIND.OFF_CPU, category=SIMULATOR, arg=1),
+    ]
+    found = collect(matcher, more, 1900, first)
+    assert [(start, category) for start, _, _, _, category, _ in found.tiles(1)][-9:] == [
+        (1100, PYTHON),
+        (1200, OTHER),
+        (1300, PYTHON),
+        (1400, PYTHON),
+        (1450, PYTHON),
+        (1500, OTHER),
+        (1700, PYTHON),
+        (1800, SIMULATOR),
+        (1850, SIMULATOR),
+    ], found.tiles(1)
+    assert found.losses.healed == 0
+    (entered,) = (row for row in found.rows[1] if row["opened"] == Opened.CALL)
+    assert entered["origin"] == PYTHON
 
 
 def test_marks() -> None:
