@@ -30,6 +30,9 @@
     X(cuStreamSynchronize)                                                                                             \
     X(cuEventCreate)                                                                                                   \
     X(cuEventRecord)                                                                                                   \
+    X(cuGraphLaunch)                                                                                                   \
+    X(simcuda_begin)                                                                                                   \
+    X(simcuda_end)                                                                                                     \
     X(simcuda_count)                                                                                                   \
     X(simcuda_note)                                                                                                    \
     X(simcuda_ns)
@@ -69,6 +72,7 @@ static cudaError_t enter(uint32_t function)
         driver.simcuda_count(function);
         driver.simcuda_note(now, SIMCUDA_ENTER, function);
     }
+    driver.simcuda_begin(SIMCUDA_RUNTIME, function);
     simcuda_spin_until(now + driver.simcuda_ns(function) / 2);
     return cudaSuccess;
 }
@@ -81,6 +85,7 @@ static cudaError_t leave(uint32_t function, cudaError_t result)
     if (usable)
         return result;
     simcuda_spin_until(simcuda_now() + driver.simcuda_ns(function) / 2);
+    driver.simcuda_end(SIMCUDA_RUNTIME, function, result);
     if (STAMPED)
         driver.simcuda_note(simcuda_now(), SIMCUDA_LEAVE, function);
     return result;
@@ -193,6 +198,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (!result)
         result = driver.cuEventRecord(event, stream);
     return leave(SIMCUDA_cudaEventRecord, result);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream)
+{
+    cudaError_t result = enter(SIMCUDA_cudaGraphLaunch);
+
+    if (!result)
+        result = driver.cuGraphLaunch(graphExec, stream);
+    return leave(SIMCUDA_cudaGraphLaunch, result);
 }
 
 cudaError_t cudaGetDevice(int *device)

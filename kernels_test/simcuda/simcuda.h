@@ -10,21 +10,12 @@
  * - A runtime call makes one driver call, half way through its own time. The runtime finds the driver with dlopen and
  *   dlsym when it is first used.
  * - Device memory is host memory. Copies and sets are done at once, in the calling thread.
- * - There is no GPU: kernels are opaque addresses and do nothing, streams are always empty, events always reached, graphs
- *   always empty. Synchronising therefore waits for nothing; it only takes its own time.
- *
- * What is to come, and where it goes
- *
- * - A timeline: a device is a set of queues, one per stream, in virtual time that is CLOCK_MONOTONIC. Every call that
- *   enqueues (launch, copy, set, event record, graph launch) ends in one place, `simcuda_enqueue`, which appends
- *   {correlation id, kind, bytes, earliest start, duration}; start = max(now + launch latency, end of the previous item
- *   of the stream, ends of the events it waits for) and end = start + duration follow at once and never change, so the
- *   timeline is a pure function of the calls' times. Synchronising then sleeps or spins until the last end.
- *   Durations come from the same table of settings as the calls' own times, by kernel address.
- * - libcupti: subscribers and activity buffers. simcuda_enter and simcuda_leave are where API callbacks are dispatched
- *   (only to those subscribed), `simcuda_enqueue` is where activity records are made; every call already has a number
- *   that can serve as the callback id, and a log entry to which a correlation id can be added. Misbehaviour (zero,
- *   reversed, unordered times, wrapped ids, errors) is a setting of the record maker, not of the timeline.
+ * - The GPU is a timeline (simcuda_gpu.c). Whatever is enqueued starts at max(now + latency, end of the stream's previous
+ *   item, ends of the events the stream waits for) and takes the time set for it: both are known at once and never
+ *   change. Kernels are opaque addresses and do nothing. Streams do not wait for the default stream. Synchronising waits
+ *   until the last end.
+ * - Every outermost call has a correlation id, which the calls it makes and what they enqueue share, as in CUDA.
+ * - libcupti.so.12 and .13 (simcupti.h) watch calls and timeline, and can be told to misbehave.
  */
 #ifndef SIMCUDA_H
 #define SIMCUDA_H
@@ -56,6 +47,18 @@ typedef struct CUstream_st *CUstream; /* 0, 1, 2: the default streams */
 typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
+
+typedef struct CUDA_KERNEL_NODE_PARAMS_st {
+    CUfunction func;
+    unsigned int gridDimX, gridDimY, gridDimZ;
+    unsigned int blockDimX, blockDimY, blockDimZ;
+    unsigned int sharedMemBytes;
+    void **kernelParams;
+    void **extra;
+    void *kern; /* ignored */
+    void *ctx;  /* ignored */
+} CUDA_KERNEL_NODE_PARAMS;
 
 typedef struct CUlaunchConfig_st {
     unsigned int gridDimX, gridDimY, gridDimZ;
@@ -82,15 +85,21 @@ SIMCUDA_API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f
 SIMCUDA_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount,
                                           CUstream hStream);
 SIMCUDA_API CUresult cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream);
+SIMCUDA_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
+                                          CUstream hStream);
 SIMCUDA_API CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream);
 SIMCUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize);
 SIMCUDA_API CUresult cuMemFree_v2(CUdeviceptr dptr);
 SIMCUDA_API CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags);
 SIMCUDA_API CUresult cuStreamSynchronize(CUstream hStream);
+SIMCUDA_API CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
 SIMCUDA_API CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags);
 SIMCUDA_API CUresult cuEventRecord(CUevent hEvent, CUstream hStream);
 SIMCUDA_API CUresult cuEventSynchronize(CUevent hEvent);
 SIMCUDA_API CUresult cuGraphCreate(CUgraph *phGraph, unsigned int flags);
+/* The nodes of a graph run one after another, in the order in which they were added. */
+SIMCUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                             size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams);
 SIMCUDA_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags);
 SIMCUDA_API CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream);
 
@@ -104,6 +113,7 @@ typedef int cudaError_t;
 
 typedef CUstream cudaStream_t;
 typedef CUevent cudaEvent_t;
+typedef CUgraphExec cudaGraphExec_t;
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 typedef struct dim3 {
     unsigned int x, y, z;
@@ -129,6 +139,7 @@ SIMCUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 SIMCUDA_API cudaError_t cudaDeviceSynchronize(void);
 SIMCUDA_API cudaError_t cudaEventCreate(cudaEvent_t *event);
 SIMCUDA_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+SIMCUDA_API cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream);
 SIMCUDA_API cudaError_t cudaGetDevice(int *device);
 SIMCUDA_API cudaError_t cudaGetLastError(void);
 
@@ -138,6 +149,22 @@ SIMCUDA_API cudaError_t cudaGetLastError(void);
  * the environment says: SIMCUDA_NS="cuLaunchKernel=3000,cudaLaunchKernel=2000". Returns 0, or -1 if there is no such
  * function or it is one that takes no time. */
 SIMCUDA_API int simcuda_set_ns(const char *name, int64_t ns);
+
+/* Makes a function fail with this error from now on, and do nothing; 0: no more. Returns 0, or -1: no such function. */
+SIMCUDA_API int simcuda_fail(const char *name, int error);
+
+/* The timeline: "kernel" (duration of a kernel that has none of its own, at first 2000), "latency" (from a call to the
+ * earliest start, 1000), "copy" and "set" (each of them, 500, and one ns per 16 bytes on top), in ns; also
+ * SIMCUDA_GPU="kernel=5000,latency=0". "correlation": the next correlation id. Returns 0, or -1: no such setting. */
+SIMCUDA_API int simcuda_set_gpu(const char *setting, int64_t value);
+
+/* Name and duration of a kernel. Returns 0, or -1: too many of them. */
+SIMCUDA_API int simcuda_set_kernel(const void *function, const char *name, int64_t ns);
+
+enum simcuda_work { SIMCUDA_KERNEL = 1, SIMCUDA_COPY = 2, SIMCUDA_SET = 3, SIMCUDA_SYNC = 4, SIMCUDA_WORK_KINDS };
+
+/* How many items of a kind (enum simcuda_work) were enqueued since the start; their durations summed up, if asked for. */
+SIMCUDA_API int64_t simcuda_enqueued(uint32_t kind, int64_t *total_ns);
 
 /* How often a function was called, getters too; -1 if there is no such function. */
 SIMCUDA_API int64_t simcuda_calls(const char *name);

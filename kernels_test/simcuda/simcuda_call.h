@@ -20,11 +20,13 @@
     X(cuLaunchKernelEx)                                                                                                \
     X(cuMemcpyHtoDAsync_v2)                                                                                            \
     X(cuMemcpyDtoHAsync_v2)                                                                                            \
+    X(cuMemcpyDtoDAsync_v2)                                                                                            \
     X(cuMemsetD8Async)                                                                                                 \
     X(cuMemAlloc_v2)                                                                                                   \
     X(cuMemFree_v2)                                                                                                    \
     X(cuStreamCreate)                                                                                                  \
     X(cuStreamSynchronize)                                                                                             \
+    X(cuStreamWaitEvent)                                                                                               \
     X(cuEventCreate)                                                                                                   \
     X(cuEventRecord)                                                                                                   \
     X(cuEventSynchronize)                                                                                              \
@@ -39,12 +41,14 @@
     X(cudaStreamSynchronize)                                                                                           \
     X(cudaDeviceSynchronize)                                                                                           \
     X(cudaEventCreate)                                                                                                 \
-    X(cudaEventRecord)
+    X(cudaEventRecord)                                                                                                 \
+    X(cudaGraphLaunch)
 
 /* Functions that are only counted. */
 #define SIMCUDA_TRIVIAL(X)                                                                                             \
     X(cuCtxGetDevice)                                                                                                  \
     X(cuDevicePrimaryCtxGetState)                                                                                      \
+    X(cuGraphAddKernelNode_v2)                                                                                         \
     X(cuGraphCreate)                                                                                                   \
     X(cudaGetDevice)                                                                                                   \
     X(cudaGetLastError)
@@ -62,6 +66,15 @@ SIMCUDA_API void simcuda_count(uint32_t function);
 SIMCUDA_API void simcuda_note(int64_t time_ns, uint32_t kind, uint32_t function);
 /* The time set for a function. */
 SIMCUDA_API int64_t simcuda_ns(uint32_t function);
+
+/* The error that a function was told to fail with, or 0. */
+SIMCUDA_API int simcuda_error(uint32_t function);
+
+/* A call as a profiler in the process sees it. Every call of the driver begins and ends here, and those of the runtime,
+ * also of a runtime linked into a program, that take time. */
+enum simcuda_domain { SIMCUDA_DRIVER = 1, SIMCUDA_RUNTIME = 2 };
+SIMCUDA_API void simcuda_begin(uint32_t domain, uint32_t function);
+SIMCUDA_API void simcuda_end(uint32_t domain, uint32_t function, int result);
 
 static inline int64_t simcuda_now(void)
 {

@@ -30,6 +30,7 @@ struct thread_log {
 static const char *const names[SIMCUDA_FUNCTIONS] = {SIMCUDA_WORKING(NAME) SIMCUDA_TRIVIAL(NAME)};
 
 static int64_t busy_ns[SIMCUDA_FUNCTIONS], calls[SIMCUDA_FUNCTIONS];
+static int errors[SIMCUDA_FUNCTIONS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct thread_log *logs, **logs_end = &logs;
 static __thread struct thread_log *own;
@@ -55,6 +56,21 @@ int simcuda_set_ns(const char *name, int64_t ns)
 int64_t simcuda_ns(uint32_t function)
 {
     return __atomic_load_n(&busy_ns[function], __ATOMIC_RELAXED);
+}
+
+int simcuda_fail(const char *name, int error)
+{
+    int function = find_function(name);
+
+    if (function < 0)
+        return -1;
+    __atomic_store_n(&errors[function], error, __ATOMIC_RELAXED);
+    return 0;
+}
+
+int simcuda_error(uint32_t function)
+{
+    return __atomic_load_n(&errors[function], __ATOMIC_RELAXED);
 }
 
 int64_t simcuda_calls(const char *name)
