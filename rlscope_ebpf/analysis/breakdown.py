@@ -96,8 +96,8 @@ class Operation:
 
     @property
     def text(self) -> str:
-        """The path as one text, "(untracked)" for the time outside any operation."""
-        return NAME_SEPARATOR.join(self.total.path) or UNTRACKED
+        """The path as one text, "(untracked)" for the time outside any operation. Names may have the separator, too."""
+        return NAME_SEPARATOR.join(self.total.path) if self.total.path else UNTRACKED
 
     @property
     def name(self) -> str:
@@ -306,7 +306,7 @@ TRANSITION_KINDS = tuple(
 
 
 OPERATION_COLUMNS = (
-    "process", "pid", "phase", "operation", "name", "depth", "count", "open_now",
+    "process", "pid", "phase", "operation", "path", "name", "depth", "count", "open_now",
     "wall_ns", "share", "mean_ns", "inclusive_ns",
     *(f"{name}_ns" for name in CATEGORY_NAMES),
     *(f"{state.name.lower()}_ns" for state in ThreadState),
@@ -314,9 +314,12 @@ OPERATION_COLUMNS = (
     "corrected_wall_ns", *(f"corrected_{name}_ns" for name in CATEGORY_NAMES),
     "hits",
 )  # fmt: skip
-"""Columns of the operations table. Times are ns, of the operation alone but for `inclusive_ns`."""
+"""Columns of the operations table. Times are ns, of the operation alone but for `inclusive_ns`.
 
-Record = dict[str, int | float | str | None]
+`operation` is for people; `path` has the names from the outermost to the innermost, none for the untracked time.
+"""
+
+Record = dict[str, int | float | str | tuple[str, ...] | None]
 
 
 def operation_record(process: Process, operation: Operation, *, shares: bool) -> Record:
@@ -330,6 +333,7 @@ def operation_record(process: Process, operation: Operation, *, shares: bool) ->
         process.total.info.pid,
         total.phase,
         operation.text,
+        total.path,
         operation.name,
         len(total.path),
         total.count,

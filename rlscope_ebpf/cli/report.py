@@ -46,6 +46,9 @@ def _print_schema(context: click.Context, _parameter: click.Parameter, value: bo
 def command(trace: Path, form: str, output: Path | None) -> None:
     """Print where the time went, per process, phase and operation.
 
+    In csv, `path` is a JSON array of the names of nested operations; other texts are escaped as in JSON strings where
+    they have backslashes or control characters or look like a formula.
+
     Of an incomplete or damaged trace, what can be read is printed all the same; then the exit status is 5.
     """
     from rlscope_ebpf.analysis.breakdown import break_down

@@ -148,9 +148,14 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def name(text: str) -> str:
+    """An operation's name, `printable`; an empty one is shown as two quotes."""
+    return printable(text) or '""'
+
+
 def path(names: Sequence[str]) -> str:
     """A nesting of operations on one line: "train > backprop"; the empty path is the untracked time."""
-    return printable(PATH_SEPARATOR.join(names)) if names else UNTRACKED
+    return PATH_SEPARATOR.join(map(name, names)) if names else UNTRACKED
 
 
 def transition(kind: str) -> str:

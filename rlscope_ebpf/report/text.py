@@ -243,7 +243,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
 
     shown = phase.operations[:MAX_OPERATIONS]
     for operation, guide in zip(shown, _guides(shown), strict=True):
-        name = Text.assemble((guide, "dim"), fmt.printable(operation.name))
+        name = Text.assemble((guide, "dim"), fmt.name(operation.name))
         ran = on_cpu(operation.total.state_ns)
         counted = fmt.count(operation.total.count) if operation.total.path else ""
         mean = fmt.duration(operation.mean_ns) if operation.mean_ns is not None else ""

@@ -77,7 +77,7 @@ class OperationLine:
     @property
     def name(self) -> str:
         """Innermost name."""
-        return fmt.printable(self.path[-1]) if self.path else UNTRACKED
+        return fmt.name(self.path[-1]) if self.path else UNTRACKED
 
     @property
     def wall_ns(self) -> int:

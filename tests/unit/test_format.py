@@ -132,3 +132,8 @@ def test_one_of_a_thing_is_singular() -> None:
 
 def test_rates_name_what_they_count() -> None:
     assert fmt.rate(68_234, "events") == "68.2 k events/s"
+
+
+def test_an_empty_name_is_seen() -> None:
+    assert fmt.path(("train", "")) == 'train > ""'
+    assert fmt.path(("",)) != fmt.path(())

@@ -31,7 +31,6 @@ from rlscope_ebpf.analysis.api import Trace
 from rlscope_ebpf.analysis.breakdown import Breakdown, break_down
 from rlscope_ebpf.cli import report as report_verb
 from rlscope_ebpf.errors import ExitStatus
-from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE
 from rlscope_ebpf.model.tables import Counters, Losses, Notice, PathInfo, ProcessInfo, StringInfo
 from rlscope_ebpf.report import csv, json, text
@@ -169,7 +168,10 @@ def test_any_name_and_any_cut_makes_valid_reports(names: list[str], process: str
     report = validated(value)
     assert [each["name"] for each in report["processes"]] == [process]
     rows = list(stdlib_csv.DictReader(io.StringIO(csv.report_text(value))))
-    assert [row["process"] for row in rows] == [fmt.printable(process)] * len(report["processes"][0]["operations"])
+    operations = report["processes"][0]["operations"]
+    assert [csv.unescaped(row["process"]) for row in rows] == [process] * len(operations)
+    assert [csv.unescaped(row["name"]) for row in rows] == [each["name"] for each in operations]
+    assert [stdlib_json.loads(row["path"]) for row in rows] == [each["path"] for each in operations]
     for width in (60, 160):
         shown = text.report_text(value, width)
         assert all(character.isprintable() or character == "\n" for character in shown)
@@ -182,10 +184,48 @@ def test_csv_reads_back_as_the_operations_table() -> None:
     source = samples.training()
     frame = pd.read_csv(io.StringIO(csv.report_text(break_down(source))))
     assert tuple(frame.columns) == csv.COLUMNS
+    frame["path"] = [tuple(stdlib_json.loads(path)) for path in frame["path"]]
     expected = Trace(source).operations()
     pd.testing.assert_frame_equal(frame[list(expected.columns)], expected, check_dtype=False)
     step = frame.set_index(["phase", "operation"]).loc[(DEFAULT_PHASE, "rollout/env.step")]
     assert (step["python_to_simulator"], step["simulator_to_python"], step["python_to_backend"]) == (20, 20, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("rollout", "rollout"),
+        ("env/step", "env/step"),
+        ("=cmd|'/c calc'!A0", "\\u003dcmd|'/c calc'!A0"),
+        ("@x", "\\u0040x"),
+        ("\x1b[31mred", "\\u001b[31mred"),
+        ("a\tb\\c", "a\\tb\\\\c"),
+        ('say "yes"', 'say "yes"'),
+        ("\u202eabc", "\\u202eabc"),
+        ("\U000e0001", "\\udb40\\udc01"),
+        ("日本", "日本"),
+        ("", ""),
+    ],
+)
+def test_csv_names_are_escaped_without_loss(name: str, cell: str) -> None:
+    assert csv.escaped(name) == cell
+    assert csv.unescaped(cell) == name
+
+
+def test_csv_paths_are_not_ambiguous() -> None:
+    found = {}
+    for first, second in (("a/b", "c"), ("a", "b/c"), ("", ""), ("(untracked)", "=1+1")):
+        source = samples.training()
+        for number in source.strings:
+            source.define(StringInfo(number, first))
+        inner = max(source.paths)
+        source.define(StringInfo(source.paths[inner].name, second))
+        rows = list(stdlib_csv.DictReader(io.StringIO(csv.report_text(break_down(source)))))
+        assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for cell in row.values())
+        found[first, second] = {row["path"] for row in rows}
+        assert "[]" in found[first, second]
+        assert stdlib_json.dumps([first, second]) in found[first, second]
+    assert len(set(map(frozenset, found.values()))) == len(found)
 
 
 def test_csv_has_no_shares_if_too_much_was_lost() -> None:
