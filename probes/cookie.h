@@ -32,6 +32,8 @@ enum rls_action {
     RLS_ACT_PROGRESS = 10,
     RLS_ACT_METADATA = 11,
     RLS_ACT_LONGJMP = 12,     /* longjmp of glibc: every call below the function that called setjmp is gone */
+    RLS_ACT_LOADED = 13,      /* the dynamic linker has mapped something, none of which has run yet */
+    RLS_ACT_SWITCHES = 14,    /* the process makes a stack to switch to */
 };
 
 enum rls_site_class {
@@ -49,7 +51,8 @@ enum rls_group {
     RLS_GROUP_REENTRY = 3,
     RLS_GROUP_GIL = 4,
     RLS_GROUP_CATCH = 5,
-    RLS_GROUP_COUNT = 6,
+    RLS_GROUP_GATE = 6,
+    RLS_GROUP_COUNT = 7,
 };
 
 /* Indices of the settings array, which the profiler writes. */
@@ -65,7 +68,7 @@ enum rls_counter {
     RLS_N_LOST_TEXTS = 2,
     RLS_N_LOST_THREADS = 3,  /* the map of threads was full */
     RLS_N_HEALED = 4,
-    RLS_N_TOO_DEEP = 5,      /* frames beyond RLS_MAX_FRAMES: not followed */
+    RLS_N_NOT_FOLLOWED = 5,  /* calls too deep, or made while no return probe was allowed */
     RLS_N_CUT_NAMES = 6,
     RLS_N_SWITCHES = 7,      /* scheduler events of followed threads */
     RLS_N_RETURNS = 8,       /* hits of return probes, by group */

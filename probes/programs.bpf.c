@@ -58,6 +58,14 @@ static __always_inline int entered(struct pt_regs *ctx)
     u8 category = RLS_COOKIE_CATEGORY(cookie);
     u32 action = RLS_COOKIE_ACTION(cookie);
     u64 sp = ctx->sp;
+
+    if (action >= RLS_ACT_LOADED) {
+        u32 pid = bpf_get_current_pid_tgid() >> 32;
+        u64 *seen = loads.lookup(&pid);
+        if (seen)
+            __sync_fetch_and_add(seen, action == RLS_ACT_LOADED ? 1ULL : 1ULL << 32);
+        return 1;
+    }
     u64 now = bpf_ktime_get_ns();
 
     /* What a first hit says of the thread: who releases the interpreter held it, who acquires it did not. */
@@ -112,6 +120,11 @@ static __always_inline int entered(struct pt_regs *ctx)
 
     u8 top = depth ? frame_at(t, depth - 1)->category : RLS_CAT_PYTHON;
     int skip_return = 0;
+    int lost_return = 0; /* the return is wanted, but will not be seen */
+#ifndef RLS_SESSION
+    if (cookie & RLS_COOKIE_RETURNS)
+        lost_return = !return_is_probed(t, sp);
+#endif
     u8 kind = RLS_EV_CALL;
     if (action == RLS_ACT_CALL) {
         u8 operation = (cookie & RLS_COOKIE_OPERATION) != 0;
@@ -120,8 +133,12 @@ static __always_inline int entered(struct pt_regs *ctx)
             category = top;
         else if (same)
             skip_return = 1;
-        if (depth >= RLS_MAX_FRAMES) {
-            count(RLS_N_TOO_DEEP, 1);
+#ifdef RLS_SESSION
+        if (cookie & RLS_COOKIE_RETURNS && !skip_return)
+            lost_return = !return_is_probed(t, sp);
+#endif
+        if (!skip_return && (depth >= RLS_MAX_FRAMES || lost_return)) {
+            count(RLS_N_NOT_FOLLOWED, 1);
             skip_return = 1;
         }
         if (!skip_return) {
@@ -144,11 +161,13 @@ static __always_inline int entered(struct pt_regs *ctx)
         t->held = 0;
     } else if (action == RLS_ACT_GIL_ENSURE) {
         t->saved_held = t->saved_held << 1 | t->held;
+        if (lost_return)
+            hold(t);
     } else if (action == RLS_ACT_GIL_UNENSURE) {
         kind = RLS_EV_GIL_RELEASE;
         t->held = t->saved_held & 1;
         t->saved_held >>= 1;
-    } else if (action == RLS_ACT_GIL_ACQUIRE && top != RLS_CAT_PYTHON) {
+    } else if (action == RLS_ACT_GIL_ACQUIRE && (top != RLS_CAT_PYTHON || lost_return)) {
         /* Inside a native call the moment does not matter, only that the lock is held when the call ends. */
         hold(t);
         skip_return = 1;
@@ -174,6 +193,10 @@ static __always_inline int returned(struct pt_regs *ctx)
     }
     if (!t)
         return 0;
+#ifndef RLS_SESSION
+    if (t->returns)
+        t->returns--;
+#endif
     count(RLS_N_RETURNS + RLS_COOKIE_GROUP(cookie), 1);
     /* The return address has been popped; at the entry it was still there. */
     u64 sp = ctx->sp - 8;

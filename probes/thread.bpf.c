@@ -39,6 +39,10 @@ struct thread {
     u8 ops_known;    /* the stack of open operations at attach was sent, or there was none */
     u8 python;       /* it has held the interpreter before */
     u64 saved_held;  /* held before each open PyGILState_Ensure, one bit each */
+#ifndef RLS_SESSION
+    u64 returns_sp;  /* stack pointer of the outermost call that is to return to a probe */
+    u64 returns;     /* such calls, as many as the kernel keeps */
+#endif
     /* What drop_frames last took away. Kept here because the verifier follows values on the stack, not in maps. */
     u32 dropped;
     u32 dropped_healed;     /* of these, calls whose return was never seen */
@@ -66,6 +70,10 @@ BPF_RINGBUF_OUTPUT(texts, TEXT_RING_PAGES);
 BPF_TABLE("hash", u32, struct thread, threads, RLS_MAX_THREADS);
 BPF_TABLE("hash", u32, struct target, targets, 4096);
 BPF_TABLE("array", int, u32, settings, RLS_SET_COUNT);
+/* By process: low half: how often the dynamic linker has mapped something; high half: stacks made to switch to. */
+BPF_TABLE("hash", u32, u64, loads, 4096);
+/* The same as of the profiler's last look; gone where no return probe is allowed. */
+BPF_TABLE("hash", u32, u64, looks, 4096);
 BPF_TABLE("percpu_array", int, u64, counters, RLS_N_COUNTERS);
 BPF_TABLE("array", int, struct thread, zero_thread, 1); /* never written: what a new thread starts from */
 
@@ -74,6 +82,32 @@ static __always_inline void count(int which, u64 by)
     u64 *value = counters.lookup(&which);
     if (value)
         *value += by;
+}
+
+/*
+ * Whether the return of a call that is being entered may be probed. A program that switches stacks does not survive it, so
+ * from the moment on at which a process has mapped new code none is set until the profiler has looked at that code. Only a
+ * session can be told so at an entry; with the other methods it goes by which probes are attached.
+ *
+ * They, on the other hand, cannot be told which returns are not needed, and the kernel keeps no more than 64 of a thread.
+ */
+#define RLS_KERNEL_RETURNS 64
+static __always_inline int return_is_probed(struct thread *t, u64 sp)
+{
+#ifdef RLS_SESSION
+    u32 pid = t->pid;
+    u64 *now = loads.lookup(&pid), *seen = looks.lookup(&pid);
+    return now && seen && *now == *seen;
+#else
+    if (!t->returns || sp >= t->returns_sp) {
+        t->returns = 0;
+        t->returns_sp = sp;
+    }
+    if (t->returns >= RLS_KERNEL_RETURNS)
+        return 0;
+    t->returns++;
+    return 1;
+#endif
 }
 
 static __always_inline u8 base_category(struct thread *t)

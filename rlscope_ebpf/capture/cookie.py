@@ -22,6 +22,7 @@ class Group(IntEnum):
     REENTRY = 3
     GIL = 4
     CATCH = 5
+    GATE = 6
 
 
 class Action(IntEnum):
@@ -40,6 +41,8 @@ class Action(IntEnum):
     PROGRESS = 10
     METADATA = 11
     LONGJMP = 12
+    LOADED = 13
+    SWITCHES = 14
 
 
 class CookieFlag(IntFlag):

@@ -23,7 +23,7 @@ class ProbeCounters:
     lost_texts: int
     lost_threads: int
     healed: int
-    too_deep: int
+    not_followed: int
     cut_names: int
     switches: int
     returns: NDArray[np.uint64]  # (group,)
@@ -44,7 +44,7 @@ def parse_counters(values: NDArray[np.uint64]) -> ProbeCounters:
         lost_texts=head[2],
         lost_threads=head[3],
         healed=head[4],
-        too_deep=head[5],
+        not_followed=head[5],
         cut_names=head[6],
         switches=head[7],
         returns=values[_RETURNS:_HITS].copy(),

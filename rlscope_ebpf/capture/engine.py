@@ -47,9 +47,10 @@ class Engine:
     def __init__(self, method: str, compiled: CompiledPrograms | None = None) -> None:
         self.method = method
         self._programs = Programs(compile_programs(method) if compiled is None else compiled)
-        self._links: dict[tuple[int, Group], list[Link]] = defaultdict(list)
+        self._links: dict[tuple[int, Group, bool], list[Link]] = defaultdict(list)  # by process, group, `returns`
         self._closers: list[threading.Thread] = []
         self._pids: set[int] = set()
+        self._watched: set[int] = set()
         self._tracepoints: Link | None = None
         self.next_probe = 1
         """Id that the next attached site gets."""
@@ -58,9 +59,31 @@ class Engine:
         """Also see threads run, wait and end. Raises OSError."""
         self._tracepoints = attach_tracepoints("sched", self._programs.tracepoint_fds)
 
+    def watch_loads(self, pid: int) -> None:
+        """Count what a process loads, and set no return probe (of a session) until `allow_returns`."""
+        self._watched.add(pid)
+        self._programs.watch_loads(pid)
+
+    def loads(self, pid: int) -> int:
+        """What a watched process has loaded: changes with it, and is 2³² or more once it has made a stack to switch to.
+
+        It grows before any of the loaded code can run.
+        """
+        return self._programs.loads(pid)
+
+    def allow_returns(self, pid: int, loads: int | None) -> None:
+        """Let calls in a process get return probes as long as it has loaded no more than `loads`; None: never.
+
+        Only a session keeps to it; with the other methods there are return probes while they are attached.
+        """
+        self._programs.allow_returns(pid, loads)
+
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool) -> None:
-        """Let a process's hits through."""
+        """Let a process's hits through. One whose loads are not watched may get return probes at once."""
         self._pids.add(pid)
+        if pid not in self._watched:
+            self.watch_loads(pid)
+            self.allow_returns(pid, 0)
         self._programs.add_target(
             pid, is_python=is_python, assume_held=assume_held, pointer_guard=read_pointer_guard(pid)
         )
@@ -109,7 +132,7 @@ class Engine:
     ) -> set[int]:
         """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried."""
         try:
-            self._links[pid, group].extend(self._attach_all(pid, path, returns, entries))
+            self._links[pid, group, returns].extend(self._attach_all(pid, path, returns, entries))
         except OSError as error:
             if error.errno in (errno.ESRCH, errno.ENOENT) or len(entries) == 1:
                 return set()
@@ -150,6 +173,10 @@ class Engine:
             self._programs.forget_gil()
         self._close([key for key in self._links if key[1] == group])
 
+    def detach_returns(self, pid: int) -> None:
+        """Detach a process's sites with return probes, but for those on the interpreter lock. Returns at once."""
+        self._close([key for key in self._links if key[0] == pid and key[1] != Group.GIL and key[2]])
+
     def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
         """Up to `limit` events, EVENT_DTYPE."""
         return self._programs.events.read(limit)
@@ -182,6 +209,7 @@ class Engine:
         for pid in self._pids:
             self._programs.remove_target(pid)
         self._pids.clear()
+        self._watched.clear()
         while self.pending_events():
             self.read_events()
         self._programs.reset_counters()
@@ -191,7 +219,7 @@ class Engine:
         self.detach()
         self._programs.close()
 
-    def _close(self, keys: Sequence[tuple[int, Group]]) -> None:
+    def _close(self, keys: Sequence[tuple[int, Group, bool]]) -> None:
         """Close links, each in a thread of its own: the kernel's waits then overlap, and nobody else waits."""
         for link in [link for key in keys for link in self._links.pop(key)]:
             closer = threading.Thread(target=link.close, name="detach", daemon=True)

@@ -26,6 +26,15 @@ _IMMEDIATE = re.compile(r"0x[0-9a-f]+|\d+")  # capstone writes numbers below 10 
 _SCALED = re.compile(r"\[.*\*[48].*\]")
 _STACK_STEP = re.compile(r"rsp, (0x[0-9a-f]+|\d+)$")
 _PREFIXES = ("bnd ", "notrack ", "rep ", "repz ", "repne ")
+# No compiler writes these into a function: where they turn up, data lies among the code. A breakpoint in data would
+# change what the program computes.
+_NEVER_CODE = frozenset(
+    {
+        *("cli", "sti", "hlt", "int1", "in", "insb", "insd", "out", "outsb", "outsd", "enter", "xlatb"),
+        *("lcall", "ljmp", "lfs", "lgs", "lss", "retf", "retfq", "iret", "iretd", "iretq", "sysret", "sysexit"),
+    }
+)
+_ZEROS = ("add", "byte ptr [rax], al")  # how zero bytes read
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +79,15 @@ def scan(code: bytes, vaddr: int) -> CodeScan | None:
     slots: set[int] = set()
     unknown = False
     for index, (address, size, mnemonic, operands) in enumerate(rows):
+        if mnemonic in _NEVER_CODE or (mnemonic, operands) == _ZEROS:
+            return None
         first = mnemonic[0]
         if first not in "jlcrbnx":
             continue
         name = _bare(mnemonic)
-        if name in ("ret", "retf", "retq"):
+        if name in ("ret", "retq"):
+            if index and _makes_return_address(rows[index - 1]):
+                return None
             returns.append(address)
         elif name == "call":
             if _IMMEDIATE.fullmatch(operands):
@@ -137,34 +150,38 @@ class ExitFinder:
 
         A jump to other code of the file (a cold part, a tail-called function) is followed and that code's exits are
         taken in its place, so that its time still counts; other callers of it hit these sites too, with another rsp.
-        A tail jump into another object counts as the exit itself. An exception makes no exit: nothing is hit then.
+        A tail call of the C library or the interpreter counts as the exit itself; any other, whose time would be
+        lost, makes the exits unknown. An exception makes no exit: nothing is hit then.
         """
         pending = [function]
-        seen: set[int] = set()
+        parts = {function.vaddr}
         exits: set[int] = set()
-        budget = _FOLLOWED_BYTES
+        budget = _FOLLOWED_BYTES - len(function.data)
         while pending:
-            part = pending.pop()
-            if part.vaddr in seen:
-                continue
-            found = self._scan(part)
+            found = self._scan(pending.pop())
             if found is None:
                 return None
-            seen.add(part.vaddr)
-            budget -= len(part.data)
             exits.update(found.returns)
             for jump in found.jumps:
                 following = self._source.at(jump.target) if jump.target is not None else None
                 if following is not None:
-                    if following.vaddr in seen:
-                        continue
-                    if len(seen) + len(pending) < _FOLLOWED_PARTS and len(following.data) <= budget:
+                    if following.vaddr not in parts:
+                        parts.add(following.vaddr)
                         pending.append(following)
-                        continue
-                if jump.conditional:
-                    return None  # not taken, it leaves nothing
-                exits.add(jump.vaddr)
+                        budget -= len(following.data)
+                        if len(parts) > _FOLLOWED_PARTS or budget < 0:
+                            return None
+                elif jump.conditional or self._leads_far(jump):
+                    return None  # a conditional jump that is not taken leaves nothing
+                else:
+                    exits.add(jump.vaddr)
         return tuple(sorted(exits))
+
+    def _leads_far(self, jump: Jump) -> bool:
+        """Whether a jump out of the file may lead to code that takes its time."""
+        if jump.slot is not None:
+            return self._source.slot_throws(jump.slot)
+        return jump.target is None or self._source.stub_throws(jump.target)
 
     def throws(self, function: Code) -> bool:
         """Whether the function, or anything that it calls as far as can be seen, may throw.
@@ -211,6 +228,11 @@ class ExitFinder:
 
 
 Row = tuple[int, int, str, str]
+
+
+def _makes_return_address(row: Row) -> bool:
+    """Whether a `ret` behind the instruction is a jump: how retpolines, for one, go through a pointer."""
+    return row[2] == "push" or (row[2] == "mov" and row[3].startswith("qword ptr [rsp], "))
 
 
 def _bare(mnemonic: str) -> str:

@@ -2,91 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Final, Protocol
 
 from rlscope_ebpf.capture.catalogue import PYTHON_CALLS, Entry, Library, builtin_catalogue
 from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
-from rlscope_ebpf.capture.exits import Code, ExitFinder
-from rlscope_ebpf.capture.maps import MappedObject, ObjectKey, host_path
+from rlscope_ebpf.capture.ends import NONE, RETURN, Ends
+from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
+from rlscope_ebpf.capture.objects import Exits, KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.selection import Chosen, callback_stubs, choose, entry_points
 from rlscope_ebpf.capture.sites import STEPPED, Site, entry_site
-from rlscope_ebpf.capture.stubs import stub_targets
 from rlscope_ebpf.model.categories import Category
-
-RETURN: Final = "return"
-RET_SITES: Final = "ret_sites"
-NONE: Final = "none"
 
 _NO_FLAGS: Final = CookieFlag(0)
 ALL_GROUPS: Final = frozenset(Group)
 _RETURN_ACTIONS: Final = (Action.CALL, Action.GIL_ACQUIRE, Action.GIL_ENSURE)
 _NOTHING_RETRIED: Final = 6  # looks at the heap for a dispatcher that is not there yet
-_SCAN_BUDGET: Final = 24 << 20  # bytes of code of one file disassembled for its exits
-_CACHED_FILES: Final = 512
-
-_CXX_IMPORTS: Final = frozenset(
-    {"__cxa_throw", "__cxa_rethrow", "__cxa_begin_catch", "__gxx_personality_v0", "__rust_start_panic"}
-)
-_CXX_LIBRARIES: Final = ("libstdc++.so", "libc++.so", "libc++abi.so", "libsupc++")
-# The C library has unwind tables of its own (thread cancellation), but throws nothing.
-_C_LIBRARIES: Final = (
-    "libc.so",
-    "libm.so",
-    "libpthread.so",
-    "libdl.so",
-    "librt.so",
-    "ld-linux",
-    "libmvec.so",
-    "libutil.so",
-)
-# Functions of the C library that call what they are given, or unwind the stack.
-_CALL_BACK: Final = frozenset(
-    {
-        "qsort",
-        "qsort_r",
-        "bsearch",
-        "lsearch",
-        "lfind",
-        "tsearch",
-        "tfind",
-        "tdelete",
-        "twalk",
-        "twalk_r",
-        "tdestroy",
-        "hsearch",
-        "pthread_once",
-        "call_once",
-        "pthread_exit",
-        "thrd_exit",
-        "pthread_cancel",
-        "pthread_testcancel",
-        "dl_iterate_phdr",
-        "ftw",
-        "ftw64",
-        "nftw",
-        "nftw64",
-        "fts_children",
-        "fts_read",
-        "glob",
-        "glob64",
-        "scandir",
-        "scandir64",
-        "scandirat",
-        "scandirat64",
-        "obstack_free",
-        "siglongjmp",
-        "longjmp",
-        "_longjmp",
-        "__longjmp_chk",
-        "argp_parse",
-    }
-)
 
 
 class LibraryRule(Protocol):
@@ -160,125 +94,11 @@ def plan_probes(
     return Planner(pid, libraries, markers=markers, groups=groups).plan(objects)
 
 
-class _Facts:
-    """What is remembered of a file, whichever process maps it. Holds no open file."""
-
-    def __init__(self, elf: ElfFile, name: str) -> None:
-        self.needed = elf.needed
-        self.soname = elf.soname
-        self.imports = elf.imports
-        self.python_api = any(imported.startswith(("Py", "_Py")) for imported in self.imports)
-        self.uses_cxx = not name.startswith(_C_LIBRARIES) and (
-            bool(self.imports & _CXX_IMPORTS)
-            or any(imported.startswith("_Unwind_") for imported in self.imports)
-            or any(library.startswith(_CXX_LIBRARIES) for library in self.needed)
-            or elf.section(name=".gcc_except_table") is not None
-        )
-        self.defines: dict[str, bool] = {}
-        self.sites: dict[int, tuple[Site, int] | None] = {}
-        self.exits: dict[int, tuple[str, tuple[int, ...]]] = {}
-
-
-_known_files: dict[tuple[int, int, int, int], _Facts] = {}
-
-
-class _Object:
-    """A mapped object and its file, opened when first needed and closed after each plan."""
-
-    def __init__(self, pid: int, mapped: MappedObject) -> None:
-        self.mapped = mapped
-        self.path = host_path(pid, mapped)
-        self.error: str | None = None if self.path else f"The file of {mapped.path} cannot be opened any more."
-        self._elf: ElfFile | None = None
-
-    @property
-    def elf(self) -> ElfFile:
-        """The open file. Raises `ElfError`."""
-        if self._elf is None:
-            self._elf = ElfFile(self.path or "")
-        return self._elf
-
-    def close(self) -> None:
-        """Forget the open file and its tables."""
-        if self._elf is not None:
-            self._elf.close()
-            self._elf = None
-
-    @cached_property
-    def facts(self) -> _Facts | None:
-        """What is known of the file; None if it cannot be used (then `error` says why)."""
-        if self.path is None:
-            return None
-        try:
-            status = os.stat(self.path)
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            facts = _known_files.get(identity)
-            if facts is None:
-                facts = _Facts(self.elf, self.mapped.name)
-                if len(_known_files) >= _CACHED_FILES:
-                    _known_files.pop(next(iter(_known_files)))
-                _known_files[identity] = facts
-            return facts
-        except ElfError as error:
-            self.error = str(error)
-        except OSError as error:
-            self.error = f"{self.mapped.path} cannot be read: {error.strerror}."
-        return None
-
-    def defines(self, name: str) -> bool:
-        """Whether the object exports a symbol."""
-        facts = self.facts
-        if facts is None:
-            return False
-        if name not in facts.defines:
-            try:
-                facts.defines[name] = self.elf.exports_any((name,))
-            except ElfError:
-                facts.defines[name] = False
-        return facts.defines[name]
-
-    def strong_exports(self) -> set[str]:
-        """Names of exported functions that no other object is meant to replace; none of a damaged file."""
-        try:
-            return {function.name for function in self.elf.exports if not function.weak}
-        except ElfError:
-            return set()
-
-
-class _CodeMap:
-    """Code of one file by address, and what lies behind its import stubs and slots. Implements `CodeSource`."""
-
-    def __init__(self, elf: ElfFile, harmless: frozenset[str]) -> None:
-        self._elf = elf
-        self._harmless = harmless
-        self._stubs = stub_targets(elf)
-        self._slots = elf.import_slots()
-        self._own = {function.name: function.vaddr for function in elf.exports}
-
-    def at(self, vaddr: int) -> Code | None:
-        """The function that contains `vaddr`, also behind a stub through which the file calls itself."""
-        name = self._stubs.get(vaddr)
-        if name is not None:
-            own = self._own.get(name)
-            if own is None:
-                return None
-            vaddr = own
-        bounds = self._elf.bounds.containing(vaddr)
-        return None if bounds is None else Code(bounds[0], self._elf.read_vaddr(*bounds))
-
-    def slot_throws(self, slot: int) -> bool:
-        """Whether the function imported through a slot may throw."""
-        return self._slots.get(slot) not in self._harmless
-
-    def stub_throws(self, vaddr: int) -> bool:
-        """Whether the function behind a stub may throw."""
-        return self._stubs.get(vaddr) not in self._harmless
-
-
 class Planner:
     """Plans probes for one process, again and again as it maps more objects.
 
-    `groups`: what may be planned at all.
+    `groups`: what may be planned at all. `avoid_returns`: no return probes on calls, from the first plan on;
+    `avoid_frame_returns`: none on the interpreter's frames.
     """
 
     def __init__(
@@ -289,14 +109,18 @@ class Planner:
         markers: Sequence[MarkerRule] = (),
         groups: Collection[Group] = ALL_GROUPS,
         catalogue: Sequence[Library] | None = None,
+        avoid_returns: bool = False,
+        avoid_frame_returns: bool = False,
     ) -> None:
         self.pid = pid
+        self._avoid_returns = avoid_returns
+        self._avoid_frame_returns = avoid_frame_returns
         self._rules = tuple(libraries)
         self._markers = tuple(markers)
         self._groups = frozenset(groups)
         self._catalogue = tuple(builtin_catalogue() if catalogue is None else catalogue)
-        self._objects: dict[ObjectKey, _Object] = {}
-        self._done: set[tuple[ObjectKey, int, Action]] = set()
+        self._objects: dict[ObjectKey, KnownObject] = {}
+        self._done: dict[tuple[ObjectKey, int, Action], str] = {}  # how the end is seen
         self._finished: set[tuple[ObjectKey, str]] = set()  # object and rule: nothing more to find
         self._retries: dict[tuple[ObjectKey, str], int] = {}
         self._found: set[MarkerRule] = set()  # markers whose function is there
@@ -314,21 +138,44 @@ class Planner:
         paths = [known.mapped.path for known in self._objects.values()]
         return [rule for rule in rules if not any(rule.matches(path) for path in paths)]
 
+    def find_switcher(self, objects: Iterable[MappedObject] = ()) -> MappedObject | None:
+        """The first object, of these and those of earlier calls, that can switch stacks."""
+        self._add(objects)
+        try:
+            return next((known.mapped for known in self._objects.values() if known.switches), None)
+        finally:
+            self._close()
+
+    def avoid_returns(self) -> None:
+        """Put no return probe on a call any more. The next plan has all functions again that had one."""
+        if not self._avoid_returns:
+            self._avoid_returns = True
+            self._finished.clear()
+            self._retries.clear()
+
+    def _add(self, objects: Iterable[MappedObject]) -> None:
+        for mapped in objects:
+            self._objects.setdefault(mapped.key, KnownObject(self.pid, mapped))
+
+    def _close(self) -> None:
+        for known in self._objects.values():
+            known.close()
+
     def plan(self, objects: Iterable[MappedObject] = ()) -> Plan:
         """Targets that these objects add. Objects of earlier calls are remembered; unusable files are noted."""
-        for mapped in objects:
-            self._objects.setdefault(mapped.key, _Object(self.pid, mapped))
+        self._add(objects)
         plan = Plan()
         try:
             with ProcessMemory(self.pid) as memory:
                 for target in self._targets(memory, plan.notes):
                     key = (target.object.key, target.vaddr, target.action)
-                    if key not in self._done and target.group in self._groups:
-                        self._done.add(key)
+                    planned = self._done.get(key)
+                    again = planned == RETURN and target.exits != RETURN
+                    if (planned is None or again) and target.group in self._groups:
+                        self._done[key] = target.exits
                         plan.targets.append(target)
         finally:
-            for known in self._objects.values():
-                known.close()
+            self._close()
         plan.notes[:] = [note for note in plan.notes if note not in self._noted]
         self._noted.update(plan.notes)
         return plan
@@ -340,9 +187,9 @@ class Planner:
         if Group.MARKER in self._groups:
             for marker in self._markers:
                 yield from self._marked(marker, memory, notes)
-        frame = self._needs_frames(matched)
+        frame = self._needs_frames(matched) or (self._avoid_returns and self._is_called_back(matched))
         by_rule = {known.mapped.key for known, _ in matched}
-        late: list[tuple[_Object, Library]] = []
+        late: list[tuple[KnownObject, Library]] = []
         for known in self._objects.values():
             for library in self._catalogue:
                 if library.group not in self._groups or not self._is_library(known, library):
@@ -359,8 +206,8 @@ class Planner:
 
     # Which objects
 
-    def _matched(self, notes: list[str]) -> list[tuple[_Object, LibraryRule]]:
-        found: list[tuple[_Object, LibraryRule]] = []
+    def _matched(self, notes: list[str]) -> list[tuple[KnownObject, LibraryRule]]:
+        found: list[tuple[KnownObject, LibraryRule]] = []
         if Group.BOUNDARY not in self._groups:
             return found
         for known in self._objects.values():
@@ -373,7 +220,7 @@ class Planner:
                 found.append((known, rule))
         return found
 
-    def _is_library(self, known: _Object, library: Library) -> bool:
+    def _is_library(self, known: KnownObject, library: Library) -> bool:
         if library.files and library.matches_path(known.mapped.path):
             return known.facts is not None
         return any(known.defines(name) for name in library.defines)
@@ -382,7 +229,7 @@ class Planner:
         """Objects that call functions of a library given by --library: bindings, mostly."""
         return [known.mapped for known in self._glue(self._matched([]))]
 
-    def _glue(self, matched: list[tuple[_Object, LibraryRule]]) -> list[_Object]:
+    def _glue(self, matched: list[tuple[KnownObject, LibraryRule]]) -> list[KnownObject]:
         own = {known.mapped.key for known, _ in matched}
         exports: set[str] = set()
         sonames: set[str] = set()
@@ -401,7 +248,7 @@ class Planner:
                 found.append(known)
         return found
 
-    def _needs_frames(self, matched: list[tuple[_Object, LibraryRule]]) -> bool:
+    def _needs_frames(self, matched: list[tuple[KnownObject, LibraryRule]]) -> bool:
         """Whether code that may call Python runs inside or around the matched libraries.
 
         A library of plain C that only ctypes or cffi call cannot: those two call Python through their import stubs.
@@ -410,24 +257,28 @@ class Planner:
             return True
         return any(known.facts is not None and known.facts.python_api for known in self._glue(matched))
 
-    def _imported_elsewhere(self, known: _Object) -> frozenset[str]:
+    def _is_called_back(self, matched: list[tuple[KnownObject, LibraryRule]]) -> bool:
+        """Whether callbacks are seen at import stubs, which have no end of their own: only a return probe shows it."""
+        if Group.REENTRY not in self._groups:
+            return False
+        return bool(matched) or any(
+            library.callbacks or any(entry.imports and entry.when == "always" for entry in library.entries)
+            for known in self._objects.values()
+            for library in self._catalogue
+            if self._is_library(known, library)
+        )
+
+    def _imported_elsewhere(self, known: KnownObject) -> frozenset[str]:
         names: set[str] = set()
         for other in self._objects.values():
             if other is not known and other.facts is not None:
                 names |= other.facts.imports
         return frozenset(names)
 
-    def _imported_by_cxx(self, known: _Object) -> frozenset[str]:
-        names: set[str] = set()
-        for other in self._objects.values():
-            if other is not known and other.facts is not None and other.facts.uses_cxx:
-                names |= other.facts.imports
-        return frozenset(names)
-
     # Functions of an object
 
     def _library(
-        self, known: _Object, rule: LibraryRule, memory: ProcessMemory, notes: list[str]
+        self, known: KnownObject, rule: LibraryRule, memory: ProcessMemory, notes: list[str]
     ) -> Iterator[ProbeTarget]:
         key = (known.mapped.key, f"--library {rule.category.name}")
         if key in self._finished or known.facts is None:
@@ -452,7 +303,7 @@ class Planner:
 
     def _catalogued(
         self,
-        known: _Object,
+        known: KnownObject,
         library: Library,
         memory: ProcessMemory,
         notes: list[str],
@@ -461,6 +312,8 @@ class Planner:
     ) -> Iterator[ProbeTarget]:
         for number, entry in enumerate(library.entries):
             if (entry.when == "frame" and not frame) or (entry.when == "native" and not native):
+                continue
+            if entry.imports and self._avoid_returns:
                 continue
             key = (known.mapped.key, f"{library.name} {number}")
             if key in self._finished:
@@ -494,7 +347,7 @@ class Planner:
             notes.append(f"--marker {marker.name} sees no call: {lack} function {marker.symbol}.")
 
     def _marker(
-        self, known: _Object, marker: MarkerRule, memory: ProcessMemory, notes: list[str]
+        self, known: KnownObject, marker: MarkerRule, memory: ProcessMemory, notes: list[str]
     ) -> Iterator[ProbeTarget]:
         key = (known.mapped.key, f"--marker {marker.name} {marker.symbol}")
         if key in self._finished or known.facts is None:
@@ -518,7 +371,7 @@ class Planner:
 
     def _probes(
         self,
-        known: _Object,
+        known: KnownObject,
         functions: list[Chosen],
         entry: Entry,
         category: Category,
@@ -531,7 +384,7 @@ class Planner:
             return
         elf = known.elf
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
-        may_throw = _MayThrow(self, known)
+        ends = Ends(known, self._objects.values())
         for function in functions:
             if function.vaddr not in facts.sites:
                 facts.sites[function.vaddr] = _site(elf, function)
@@ -539,11 +392,12 @@ class Planner:
             if found is None:
                 continue
             site, offset = found
-            exits: tuple[str, tuple[int, ...]] = (NONE, ())
+            exits: Exits = (NONE, ())
             if entry.action in _RETURN_ACTIONS:
-                safe = entry.noexcept or function.noexcept or entry.action != Action.CALL
-                exits = (RETURN, ()) if safe else may_throw.exits(function)
+                exits = self._exits(function, entry, group, ends)
                 self._throws |= exits[0] != RETURN
+                if exits[0] == NONE and group == Group.REENTRY:
+                    continue  # once in Python, the thread would stay there
             yield ProbeTarget(
                 object=known.mapped,
                 path=known.path or "",
@@ -559,69 +413,21 @@ class Planner:
                 flags=flags | (CookieFlag.FROM_PYTHON if entry.from_python or function.from_python else _NO_FLAGS),
                 rule=rule,
             )
-        if may_throw.over_budget:
-            notes.append(
-                f"{known.mapped.name} has too much code to find where each function returns: {may_throw.over_budget} "
-                "of its functions are watched at their entry only."
-            )
+        notes.extend(ends.notes(group))
 
+    def _exits(self, function: Chosen, entry: Entry, group: Group, ends: Ends) -> Exits:
+        """How the end of a call is seen.
 
-class _MayThrow:
-    """Decides for the functions of one object how their end can be seen without harm."""
-
-    def __init__(self, planner: Planner, known: _Object) -> None:
-        self._planner = planner
-        self._known = known
-        self.over_budget = 0
-
-    @cached_property
-    def _called_by_cxx(self) -> frozenset[str]:
-        return self._planner._imported_by_cxx(self._known)
-
-    @cached_property
-    def _harmless(self) -> frozenset[str]:
-        """Functions of the C library and of the interpreter, which let no exception pass."""
-        names: set[str] = set()
-        for known in self._planner._objects.values():
-            facts = known.facts
-            if facts is None or not (
-                known.mapped.name.startswith(_C_LIBRARIES)
-                or (not facts.uses_cxx and known.defines("PyEval_SaveThread"))
-            ):
-                continue
-            try:
-                names.update(function.name for function in known.elf.exports)
-            except ElfError:
-                continue
-        return frozenset(names - _CALL_BACK)
-
-    def exits(self, function: Chosen) -> tuple[str, tuple[int, ...]]:
-        """How the end of a function is to be seen: kind, file offsets."""
-        facts = self._known.facts
-        assert facts is not None
-        if not facts.uses_cxx and function.name not in self._called_by_cxx:
+        A return probe, the cheapest, only where neither an exception nor a switch to another stack can come while it
+        is pending. The functions around the interpreter lock call nothing that could do either.
+        """
+        if entry.action != Action.CALL:
             return RETURN, ()
-        if function.vaddr not in facts.exits:
-            facts.exits[function.vaddr] = self._scan(function)
-        return facts.exits[function.vaddr]
-
-    @cached_property
-    def _finder(self) -> ExitFinder:
-        return ExitFinder(_CodeMap(self._known.elf, self._harmless))
-
-    def _scan(self, function: Chosen) -> tuple[str, tuple[int, ...]]:
-        elf = self._known.elf
-        if self._finder.scanned > _SCAN_BUDGET or not function.size:
-            self.over_budget += 1
-            return NONE, ()
-        code = Code(function.vaddr, elf.read_vaddr(function.vaddr, function.size))
-        if not self._finder.throws(code):
+        if self._avoid_returns or (self._avoid_frame_returns and group == Group.REENTRY and not function.is_stub):
+            return ends.sites(function)
+        if entry.noexcept or function.noexcept:
             return RETURN, ()
-        vaddrs = self._finder.exit_sites(code)
-        if vaddrs is None:
-            return NONE, ()
-        offsets = [elf.offset_of(vaddr) for vaddr in vaddrs]
-        return RET_SITES, tuple(offset for offset in offsets if offset is not None)
+        return ends.cheapest(function)
 
 
 def _site(elf: ElfFile, function: Chosen) -> tuple[Site, int] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlscope_ebpf.capture.cookie import Action, SiteClass
+from rlscope_ebpf.capture.ends import RET_SITES, RETURN
 from rlscope_ebpf.capture.engine import ProbeSite
-from rlscope_ebpf.capture.plan import RET_SITES, RETURN, ProbeTarget
+from rlscope_ebpf.capture.plan import ProbeTarget
 
 _CLASSES = {"nop5": SiteClass.NOP5, "emulated": SiteClass.EMULATED, "stepped": SiteClass.STEPPED}
 

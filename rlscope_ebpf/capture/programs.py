@@ -54,6 +54,8 @@ class Programs:
         self._records = BpfMap(bcc, module["marker_records"])
         self._counters = BpfMap(bcc, module["counters"])
         self._settings = BpfMap(bcc, module["settings"])
+        self._loads = BpfMap(bcc, module["loads"])
+        self._looks = BpfMap(bcc, module["looks"])
         self._cpus = _possible_cpus()
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool, pointer_guard: int = 0) -> None:
@@ -68,6 +70,22 @@ class Programs:
     def add_marker_record(self, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""
         self._records.update(_u32(tid), address.to_bytes(8, "little"))
+
+    def watch_loads(self, pid: int) -> None:
+        """Count from now on what a process loads."""
+        self._loads.update(_u32(pid), bytes(8))
+
+    def loads(self, pid: int) -> int:
+        """What the programs have counted: see `loads` in thread.bpf.c. 0 if they do not."""
+        value = np.zeros(1, np.uint64)
+        return int(value[0]) if self._loads.lookup_into(_u32(pid), value) else 0
+
+    def allow_returns(self, pid: int, loads: int | None) -> None:
+        """Let calls get return probes until more has been loaded than `loads`; None: let them get none."""
+        if loads is None:
+            self._looks.delete(_u32(pid))
+        else:
+            self._looks.update(_u32(pid), loads.to_bytes(8, "little"))
 
     def forget_gil(self) -> None:
         """Tell the programs that the interpreter lock is not probed: who has held it counts as holding it."""

@@ -18,11 +18,15 @@ GROUP = "target"
 JUMPS = "exceptions, jumps"
 """Probes that only end calls which others began: alone they show nothing."""
 
+NEW_CODE = "new libraries"
+"""Probes that see code come which return probes must be kept from."""
+
 _PURPOSES: dict[Group, str] = {
     Group.MARKER: "markers",
     Group.GIL: "interpreter lock",
     Group.REENTRY: "calls into Python",
     Group.CATCH: JUMPS,
+    Group.GATE: NEW_CODE,
 }
 """What the probes of a group are for; those of the other groups are named by their category."""
 
@@ -86,7 +90,11 @@ def check_probes(
     """What would be probed: by library, with the category its calls enter; and rules that match nothing."""
     planner = Planner(target.pid, libraries, markers=markers)
     try:
-        plan = planner.plan(MapsWatcher(target.pid).poll() or [])
+        objects = MapsWatcher(target.pid).poll() or []
+        switcher = planner.find_switcher(objects)
+        if switcher is not None:
+            planner.avoid_returns()
+        plan = planner.plan(objects)
     except ProfilerError as error:
         return [Check(GROUP, "probes", "failed", error.problem, error.remedy, error.status)]
     sites = Counter((probe.object.path, _purpose(probe)) for probe in plan.targets)
@@ -94,7 +102,11 @@ def check_probes(
         Check(GROUP, purpose, "ok", f"{fmt.plural_exact(number, 'probe site')} in {path}")
         for (path, purpose), number in sites.most_common()
     ]
-    if all(purpose == JUMPS for _, purpose in sites):
+    if switcher is not None:
+        checks.append(
+            Check(GROUP, "return probes", "info", f"none on calls, since {switcher.name} can switch stacks: dearer")
+        )
+    if all(purpose in (JUMPS, NEW_CODE) for _, purpose in sites):
         checks.append(
             Check(
                 GROUP,

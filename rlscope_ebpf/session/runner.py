@@ -19,7 +19,7 @@ from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.engine import Engine, armed_sites
-from rlscope_ebpf.capture.kernel import kernel_release
+from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
@@ -35,6 +35,7 @@ from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses, Probe
 from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
+from rlscope_ebpf.session.guard import nests_deeply, why_switching
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.options import CaptureOptions
 from rlscope_ebpf.session.rules import QUIET_NS, RuleWatch
@@ -60,9 +61,10 @@ GOVERNOR_TURN_S = 0.5
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
 
-_ONLY_HEAL = (Action.CATCH, Action.LONGJMP)
+_TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
+"""Probes that only end what others began, or guard the target."""
 
-_FIRST = frozenset({Group.MARKER})
+_FIRST = frozenset({Group.MARKER, Group.GATE})
 
 GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls are."
 
@@ -93,6 +95,7 @@ class Profiler:
         self._by_group: dict[str, tuple[int, int]] = {}  # probes attached, of these armed
         self._shed_groups: set[Group] = set()
         self._definitions: list[Definition] = []
+        self._avoids_returns = False
         self._attached = self._armed = self._shed = self._received = 0
         self._notices_given = 0
         self._counters: ProbeCounters | None = None
@@ -144,10 +147,12 @@ class Profiler:
         with self.preparation or Preparation(self.options.attach_method) as preparation:
             for process in processes:
                 target = self._targets[process.pid] = Target(process, MapsWatcher(process.pid), open_pidfd(process))
-                self._plan_for(target)
-                plans.append((target, target.plan(target.watcher.poll() or [])))
+                target.unplanned = target.watcher.poll() or []
+            self._make_planners()
+            plans += [(target, target.plan(target.take_unplanned())) for target in self.targets]
             self._load(preparation)
         for target, planned in plans:
+            self._engine.watch_loads(target.pid)
             self._attach_planned(target, planned)
         if not self._telling:
             raise UnsupportedError(
@@ -157,9 +162,7 @@ class Profiler:
         # Setting the probes takes a while. None counts before all are there: with markers but without the calls that
         # they enclose, figures would be wrong.
         self._loaded_ns = start_ns = monotonic_ns()
-        self._started = Matcher(
-            start_ns, thread_name=thread_name, costs=self.costs if self.costs.calibrated else None
-        )
+        self._started = Matcher(start_ns, thread_name=thread_name, costs=self.costs if self.costs.calibrated else None)
         for target, planned in plans:
             target.start_ns = start_ns
             self._let_through(target, planned)
@@ -179,7 +182,7 @@ class Profiler:
             if deadline and now >= deadline:
                 reason = "duration"
                 break
-            if now >= next_maps:
+            if now >= next_maps or self._has_loaded():
                 self._look_at_targets(now)
                 self._look_at_rules(now - self._loaded_ns >= QUIET_NS)
                 loading = now - self._loaded_ns < LOADING_S * 1e9
@@ -211,11 +214,66 @@ class Profiler:
 
     # Attaching
 
-    def _plan_for(self, target: Target) -> None:
-        """Give a target its planners: markers come first, since they are quickly found and what all figures hang on."""
-        target.planners = tuple(
-            Planner(target.pid, self.options.libraries, markers=self.options.markers, groups=groups)
-            for groups in (_FIRST, ALL_GROUPS - _FIRST)
+    def _make_planners(self) -> None:
+        """Give each target its planners: markers first, which are quickly found and which all figures hang on."""
+        method = choose_attach_method(self.options.attach_method)
+        for target in self.targets:
+            target.planners = tuple(
+                Planner(
+                    target.pid,
+                    self.options.libraries,
+                    markers=self.options.markers,
+                    groups=groups,
+                    avoid_returns=not target.process.allows_return_probes,
+                    avoid_frame_returns=nests_deeply(target.process, method),
+                )
+                for groups in (_FIRST, ALL_GROUPS - _FIRST)
+            )
+        for target in self.targets:
+            reason = why_switching(target, target.unplanned, alone=method == "session" and len(self._targets) == 1)
+            if reason:
+                self._avoid_returns(reason)
+
+    def _guard_returns(self, target: Target, new: Sequence[MappedObject], loads: int) -> None:
+        """Having looked at what a target has loaded, allow its calls return probes or take them away."""
+        target.loads = loads
+        if self._avoids_returns:
+            return
+        reason = why_switching(target, new, loads=loads)
+        if reason:
+            self._avoid_returns(reason)
+        else:
+            self._engine.allow_returns(target.pid, loads)
+
+    def _avoid_returns(self, reason: str) -> None:
+        """Use no return probes on calls any more.
+
+        In none of the targets: where two of them map the same file, the kernel gives a call in the one a return probe
+        for the sake of the other.
+        """
+        if self._avoids_returns:
+            return
+        self._avoids_returns = True
+        self.notices.append(reason)
+        for target in self.targets:
+            for planner in target.planners:
+                planner.avoid_returns()
+            if self._loaded:
+                self._loaded.allow_returns(target.pid, None)
+                self._loaded.detach_returns(target.pid)
+                self._uncount(target.returning)
+                target.returning.clear()
+                target.replan = True
+        if self._loaded:
+            self._loaded.shed(Group.GATE)
+            attached, armed = self._by_group.pop(Group.GATE.name.lower(), (0, 0))
+            self._attached -= attached
+            self._armed -= armed
+
+    def _has_loaded(self) -> bool:
+        """Whether a target has loaded something that has not been looked at."""
+        return not self._avoids_returns and any(
+            self._engine.loads(target.pid) != target.loads for target in self.targets if target.end_ns is None
         )
 
     def _attach_planned(self, target: Target, plans: list[Plan]) -> None:
@@ -230,6 +288,9 @@ class Profiler:
         process = target.process
         self._matcher.add_process(target.info())
         self._seed(target, target.start_ns)
+        loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
+        target.unplanned = target.watcher.poll() or []
+        self._guard_returns(target, target.unplanned, loads)
         follows_gil = process.allows_return_probes and Group.GIL in _groups(plans)
         self._engine.add_target(
             target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil
@@ -286,10 +347,15 @@ class Profiler:
         if names:
             self._own_texts.append(text_records(names))
         sites = [site for site, _ in planned]
-        self._telling |= any(site.action not in _ONLY_HEAL for site in sites) and not expected
+        self._telling |= any(site.action not in _TELL_NOTHING for site in sites) and not expected
         self.costs.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
+        target.returning += [
+            probe
+            for site, probe in zip(sites, probes, strict=True)
+            if site.returns and site.group != Group.GIL and not expected
+        ]
         if expected:
             target.expected = list(zip(sites, probes, strict=True))
         else:
@@ -301,6 +367,14 @@ class Profiler:
         for probe in probes:
             attached, armed = self._by_group.get(probe.group, (0, 0))
             self._by_group[probe.group] = attached + 1, armed + probe.armed
+
+    def _uncount(self, probes: Sequence[ProbeInfo]) -> None:
+        for probe in probes:
+            if probe.group in self._by_group:  # of one that was shed nothing is counted any more
+                attached, armed = self._by_group[probe.group]
+                self._by_group[probe.group] = attached - 1, armed - probe.armed
+                self._attached -= 1
+                self._armed -= probe.armed
 
     def _session_info(self, start_ns: int) -> SessionInfo:
         capture = self.options.as_dict() | {"attach_method": self._engine.method}
@@ -366,6 +440,7 @@ class Profiler:
         return replace(
             matched,
             events=counters.lost_events,
+            unmatched=matched.unmatched + counters.not_followed,
             texts=counters.lost_texts,
             threads=counters.lost_threads,
             healed=matched.healed + counters.healed,
@@ -395,6 +470,7 @@ class Profiler:
             if target.end_ns is not None:
                 continue
             ended = bool(select.select([target.pidfd], [], [], 0)[0])
+            loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
             new = None if ended else target.watcher.poll()
             if new is None:
                 target.end_ns = now_ns
@@ -403,14 +479,17 @@ class Profiler:
             if new:
                 self._loaded_ns = now_ns
             self._check_expected(target, new)
+            self._guard_returns(target, new, loads)
+            new += target.take_unplanned()
             for planner in target.planners:
-                if new or planner.incomplete:
+                if new or planner.incomplete or target.replan:
                     plan = planner.plan(new)
-                    if any(probe.group == Group.MARKER for probe in plan.targets):
+                    if any(probe.group == Group.MARKER and not probe.operation for probe in plan.targets):
                         moment = monotonic_ns() - SETTLE_NS
                         self._turn(moment)  # what is in the ring came before
                         self._seed(target, moment)
                     self._attach(target, plan)
+            target.replan = False
 
     def _look_at_rules(self, complain: bool) -> None:
         """Say what the user named and the targets do not have."""

@@ -26,6 +26,10 @@ class Target:
     watcher: MapsWatcher
     pidfd: int
     planners: tuple[Planner, ...] = ()
+    unplanned: list[MappedObject] = field(default_factory=list)  # found while attaching
+    loads: int = 0  # what it had loaded when it was last looked at: Engine.loads
+    replan: bool = False  # the planners have more to say of what is known already
+    returning: list[ProbeInfo] = field(default_factory=list)  # probes with returns, but for the interpreter lock
     expected: list[tuple[ProbeSite, ProbeInfo]] = field(default_factory=list)  # probed before the file is mapped
     start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0
@@ -51,6 +55,11 @@ class Target:
     def plan(self, objects: Sequence[MappedObject]) -> list[Plan]:
         """One plan of each planner, for newly mapped objects."""
         return [planner.plan(objects) for planner in self.planners]
+
+    def take_unplanned(self) -> list[MappedObject]:
+        """The objects found while attaching, once."""
+        found, self.unplanned = self.unplanned, []
+        return found
 
     def cpu_time_ns(self) -> int:
         """CPU time of all its threads so far; the last known one once it is gone."""
