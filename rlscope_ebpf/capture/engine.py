@@ -51,6 +51,8 @@ class Engine:
         self._closers: list[threading.Thread] = []
         self._pids: set[int] = set()
         self._watched: set[int] = set()
+        # By process, file, group and offset: functions that end in the same code share its exits.
+        self._exits: set[tuple[int, str, Group, int]] = set()
         self._tracepoints: Link | None = None
         self.next_probe = 1
         """Id that the next attached site gets."""
@@ -101,13 +103,20 @@ class Engine:
     def attach(self, pid: int, sites: Sequence[ProbeSite]) -> list[ProbeInfo]:
         """Probe the sites in process `pid`; one ProbeInfo each, in the same order, `armed` where the text shows it."""
         probes = []
+        accepted: set[int] = set()
         jobs: dict[tuple[str, Group, bool], list[tuple[int, int, int]]] = defaultdict(list)
         for index, site in enumerate(sites):
             number = self.next_probe
             self.next_probe += 1
             flags = site.flags | CookieFlag.RETURNS if site.returns else site.flags
             cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, flags)
-            jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
+            end = (pid, site.path, site.group, site.offset) if site.action == Action.EXIT else None
+            if end is not None and end in self._exits:
+                accepted.add(index)  # a second program there would do the same again
+            else:
+                jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
+            if end is not None:
+                self._exits.add(end)
             probes.append(
                 ProbeInfo(
                     id=number,
@@ -121,7 +130,6 @@ class Engine:
                     armed=False,
                 )
             )
-        accepted: set[int] = set()
         for (path, group, returns), entries in jobs.items():
             accepted.update(self._attach(pid, path, group, returns, entries))
         armed = armed_sites(pid, sites)
@@ -221,6 +229,8 @@ class Engine:
 
     def _close(self, keys: Sequence[tuple[int, Group, bool]]) -> None:
         """Close links, each in a thread of its own: the kernel's waits then overlap, and nobody else waits."""
+        gone = {(pid, group) for pid, group, returns in keys if not returns}
+        self._exits = {end for end in self._exits if (end[0], end[2]) not in gone}
         for link in [link for key in keys for link in self._links.pop(key)]:
             closer = threading.Thread(target=link.close, name="detach", daemon=True)
             closer.start()

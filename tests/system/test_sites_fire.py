@@ -15,9 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from native_samples import ASSEMBLY, compile_library
 
+from rlscope_ebpf.capture.cookie import Action, Group, SiteClass
 from rlscope_ebpf.capture.elf import ElfFile
+from rlscope_ebpf.capture.engine import Engine, ProbeSite
 from rlscope_ebpf.capture.exits import Code, ExitFinder
+from rlscope_ebpf.capture.kernel import attach_methods, kernel_version
+from rlscope_ebpf.capture.maps import read_maps
 from rlscope_ebpf.capture.sites import SITE_CLASSES, entry_site
+from rlscope_ebpf.model.categories import Category
 
 pytestmark = pytest.mark.system
 
@@ -104,3 +109,45 @@ def test_entries_and_exits_fire_once_a_call(tmp_path: Path) -> None:
     for counter in counters.values():
         os.close(counter)
     assert hits == dict.fromkeys(places, CALLS)
+
+
+SHARED = """
+__attribute__((noinline)) int one(int n) { return n + 1; }
+"""
+
+
+def test_an_exit_that_functions_share_is_probed_once(tmp_path: Path) -> None:
+    """Functions that jump into the same code end there: what a hit costs would grow with their number."""
+    path = compile_library(tmp_path, "libshared.so", SHARED)
+    with ElfFile(str(path)) as elf:
+        (function,) = [function for function in elf.exports if function.name == "one"]
+        code = Code(function.vaddr, elf.read_vaddr(function.vaddr, elf.size_of(function)))
+        (vaddr,) = ExitFinder(NoSource()).exit_sites(code) or ()
+        offset = elf.offset_of(vaddr)
+        assert offset is not None
+    child = subprocess.Popen(
+        [sys.executable, "-c", DRIVER.format(calls=CALLS), str(path), "one"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    (mapped,) = [each for each in read_maps(child.pid) if each.path == str(path)]
+    sites = [
+        ProbeSite(
+            path=str(path), library=str(path), symbol=symbol, offset=offset, address=mapped.address(offset) or 0,
+            category=Category.SIMULATOR, site_class=SiteClass.STEPPED, group=Group.BOUNDARY, action=Action.EXIT,
+        )
+        for symbol in ("one", "two", "three")
+    ]  # fmt: skip
+    engine = Engine(attach_methods(kernel_version())[0])
+    try:
+        engine.add_target(child.pid, is_python=True, assume_held=True)
+        probes = engine.attach(child.pid, sites[:2]) + engine.attach(child.pid, sites[2:])
+        assert [probe.armed for probe in probes] == [True, True, True]
+        assert child.communicate("\n")[0] == "done\n"
+        assert engine.counters().total_hits == CALLS
+    finally:
+        engine.close()
+        child.kill()
