@@ -146,7 +146,8 @@ class Overhead:
 
     probe_hits: int
     estimated_ns: int
-    fraction: float  # of the target's time, see Totals.target_ns
+    fraction: float  # of the target's time, see Totals.target_ns; above 1 only if not plausible
+    plausible: bool  # no more than the time that the target's threads ran
     calibrated: bool  # the costs behind it were measured on this host
     probes_shed: int
     overcorrected_ns: int  # by how much the estimates exceed the times that they were to be taken from
@@ -228,6 +229,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
             probe_hits=counters.hits,
             estimated_ns=counters.estimated_overhead_ns,
             fraction=totals.overhead_fraction(),
+            plausible=totals.overhead_is_plausible(),
             calibrated=trace.info.calibration.get("calibrated") is True,
             probes_shed=counters.probes_shed,
             overcorrected_ns=sum(total.overcorrected_ns for found in operations.values() for total in found),

@@ -71,7 +71,7 @@ def _closing(snapshot: Snapshot) -> str:
     return (
         f"{fmt.probes(counters)}, "
         f"{fmt.plural(counters.received, 'event')}, {losses or 'nothing lost'}, "
-        f"overhead about {fmt.percent(snapshot.overhead_fraction)} of the target's time"
+        f"overhead {fmt.overhead(snapshot.overhead_fraction, snapshot.overhead_plausible)}"
     )
 
 

@@ -73,6 +73,7 @@ class LiveModel:
                 losses=totals.losses,
                 counters=totals.counters,
                 overhead_fraction=totals.overhead_fraction(),
+                overhead_plausible=totals.overhead_is_plausible(),
                 operations=tuple(_operation_row(operation) for operation in totals.operations()),
                 cuda_calls=tuple(
                     CallRow(call.pid, call.name, call.count, call.total_ns, call.p50_ns, call.p99_ns)

@@ -77,12 +77,13 @@ class Snapshot:
     events_per_s: float
     losses: Losses
     counters: Counters
-    overhead_fraction: float  # estimated overhead / wall time of the target's threads
+    overhead_fraction: float  # estimated overhead / the target's time, see Totals.target_ns
     operations: tuple[OperationRow, ...] = ()
     cuda_calls: tuple[CallRow, ...] = ()
     gpu_kernels: tuple[CallRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
     phases: tuple[str, ...] = ()
+    overhead_plausible: bool = True  # no more than the time that the target's threads ran
     notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first; see ImportantNotice
 
     @property

@@ -179,6 +179,12 @@ def loss_label(name: str, number: int) -> str:
     return one if number == 1 else several
 
 
+def overhead(fraction: float, plausible: bool) -> str:
+    """The probes' estimated share of the target's time, or that the estimate cannot be right."""
+    share = f"{percent(fraction)} of the target's time"
+    return f"about {share}" if plausible else f"estimated at {share}, which cannot be right"
+
+
 def losses(totals: Losses, *, harmless: bool = False) -> str:
     """What is missing: "12 events lost, 3 late events dropped"; empty if nothing is.
 

@@ -46,6 +46,9 @@ _TRANSITION_NAMES = tuple(f"{origin}_to_{category}" for origin in CATEGORY_NAMES
 BLOCK_ROWS = 1 << 17
 """Longer tables are added in blocks of this size: what one block needs stays in the caches."""
 
+_HANDED_OUT_LATER_NS = 100_000_000
+"""Hits are counted at once, and time is handed out a turn later."""
+
 INTERVAL_COLUMNS = (
     "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "overhead_ns",
     "category", "origin", "state", "opened",
@@ -312,17 +315,24 @@ class Totals:
         """Wall time of all threads of all processes."""
         return int(self._time_ns.sum())
 
+    def running_ns(self) -> int:
+        """The time that threads ran, all of them together."""
+        return int(self._time_ns.reshape(-1, len(Category), len(ThreadState))[:, :, ThreadState.RUNNING].sum())
+
     def target_ns(self) -> int:
         """The processes' time: their wall time, or, if several threads ran at once, the time that threads ran."""
-        ran = int(self._time_ns.reshape(-1, len(Category), len(ThreadState))[:, :, ThreadState.RUNNING].sum())
         infos = [process.info for process in self._processes.values()]
         wall = sum(max(0, (info.end_ns or self.now_ns) - info.start_ns) for info in infos)
-        return max(ran, wall)
+        return max(self.running_ns(), wall)
 
     def overhead_fraction(self) -> float:
-        """Estimated cost of the probes as a share of `target_ns`."""
+        """Estimated cost of the probes as a share of `target_ns`: at most 1 of an estimate that is plausible."""
         target_ns = self.target_ns()
         return self.counters.estimated_overhead_ns / target_ns if target_ns else 0.0
+
+    def overhead_is_plausible(self) -> bool:
+        """Whether the estimate can be right: threads spend the time in probes running."""
+        return self.counters.estimated_overhead_ns <= self.running_ns() + _HANDED_OUT_LATER_NS
 
     def string(self, number: int) -> str:
         """The text of a StringInfo.id."""

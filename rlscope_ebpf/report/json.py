@@ -37,8 +37,10 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     Beyond the contract: `session` has `problems` (what is missing or damaged, in sentences), `loss_fraction` (of the
     events that the probes wanted to send) and `shares_refused` (so much is missing that no percentage should be made of
     these figures); an operation has `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a
-    process has its phases, threads, progress and metadata. `notices` are the sentences that the profiler had for the
-    user, each with its time; the `important` ones say that something is counted differently from then on.
+    process has its phases, threads, progress and metadata. `overhead` is `plausible` as long as it is no more than the
+    time that the target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the
+    profiler had for the user, each with its time; the `important` ones say that something is counted differently from
+    then on.
     """
     info, end = breakdown.info, breakdown.end
     return {
@@ -67,6 +69,7 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "probe_hits": breakdown.overhead.probe_hits,
             "estimated_ns": breakdown.overhead.estimated_ns,
             "fraction": breakdown.overhead.fraction,
+            "plausible": breakdown.overhead.plausible,
             "calibrated": breakdown.overhead.calibrated,
             "probes_shed": breakdown.overhead.probes_shed,
             "overcorrected_ns": breakdown.overhead.overcorrected_ns,

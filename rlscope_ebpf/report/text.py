@@ -132,10 +132,10 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
     facts.add_row("probes", f"{probes}, {fmt.plural(overhead.probe_hits, 'hit')}")
     facts.add_row("events", f"{fmt.count(counters.received)} received, {_losses(breakdown)}")
     measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
-    facts.add_row(
-        "overhead",
-        f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's time ({measured})",
-    )
+    share = f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's time ({measured})"
+    if not overhead.plausible:
+        share += "; it did not even run for so long, so this estimate cannot be right"
+    facts.add_row("overhead", share)
     return facts
 
 

@@ -103,7 +103,10 @@ def _trust(snapshot: Snapshot) -> list[Line]:
         items.append([Span("no losses", "good")])
     how = "calibrated" if calibrated(snapshot) else "not calibrated"
     overhead = fmt.percent(snapshot.overhead_fraction)
-    items.append([Span("overhead ", "dim"), Span(overhead, "text"), Span(f" ({how})", "dim")])
+    if snapshot.overhead_plausible:
+        items.append([Span("overhead ", "dim"), Span(overhead, "text"), Span(f" ({how})", "dim")])
+    else:
+        items.append([Span("overhead ", "dim"), Span(f"{overhead} (estimate cannot be right)", "warning")])
     items.append([Span(gpu_sentence(info), "dim")])
     return items
 

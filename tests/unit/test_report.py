@@ -81,8 +81,8 @@ def test_json_of_a_training_run() -> None:
     assert report["session"]["gpu"] == "unavailable"
     assert (report["session"]["probes_attached"], report["session"]["probes_armed"]) == (1_234, 1_230)
     assert report["overhead"] == {
-        "probe_hits": 234_567, "estimated_ns": 90 * MS, "fraction": 0.036, "calibrated": False, "probes_shed": 0,
-        "overcorrected_ns": 0,
+        "probe_hits": 234_567, "estimated_ns": 90 * MS, "fraction": 0.036, "plausible": True, "calibrated": False,
+        "probes_shed": 0, "overcorrected_ns": 0,
     }  # fmt: skip
     (process,) = report["processes"]
     assert process["command"] == ["python", "train.py", "--lr", "3e-4"]
@@ -132,6 +132,16 @@ def test_text_has_the_notices_with_their_time(width: int) -> None:
     assert lines[at + 1][:4] == ["00:00", "A", "long", "sentence"]
     assert ["01:05", "Sleep", "counts", "as", "python."] in lines
     assert "NOTICES" not in text.report_text(breakdown(), width)
+
+
+@pytest.mark.parametrize(("estimated_ms", "plausible"), [(90, True), (2_249, True), (2_500, False), (15_000, False)])
+def test_an_overhead_that_cannot_be_right_is_said(estimated_ms: int, plausible: bool) -> None:
+    """The samples' threads ran for 2.25 of their 5 s; the process lived for 2.5 s."""
+    value = breakdown(counters=replace(samples.COUNTERS, estimated_overhead_ns=estimated_ms * MS))
+    overhead = validated(value)["overhead"]
+    assert overhead["plausible"] is plausible
+    assert overhead["fraction"] <= 1 or not plausible
+    assert ("cannot be right" in " ".join(text.report_text(value, 160).split())) is not plausible
 
 
 def test_json_of_an_incomplete_and_lossy_trace() -> None:

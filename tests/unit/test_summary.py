@@ -28,3 +28,11 @@ def test_one_event_is_one_event() -> None:
 
 def test_the_rate_counts_events() -> None:
     assert " events/s " in progress.describe(fakes.running())
+
+
+def test_an_overhead_that_cannot_be_right_is_said() -> None:
+    good = fakes.running()
+    bad = replace(good, overhead_fraction=2.99, overhead_plausible=False)
+    for say in (summary.render, progress.describe):
+        assert "overhead about 3.2 % of the target's time" in say(good)
+        assert "overhead estimated at 299 % of the target's time, which cannot be right" in say(bad)

@@ -389,6 +389,12 @@ async def test_help_that_does_not_fit_scrolls(down: str) -> None:
         assert "scroll" not in text_of(app)
 
 
+async def test_an_overhead_that_cannot_be_right_is_said() -> None:
+    bad = replace(fakes.running(), overhead_fraction=2.99, overhead_plausible=False)
+    async with shown(fakes.FakeSource(bad)) as (app, _):
+        assert "overhead 299 % (estimate cannot be right)" in text_of(app, "#header")
+
+
 async def test_correction_is_not_claimed_without_calibration() -> None:
     snapshot = fakes.running()
     assert not snapshot.info.calibration.get("calibrated")
