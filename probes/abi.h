@@ -34,8 +34,9 @@ enum rls_event_kind {
 };
 
 /* rls_event.flags */
-#define RLS_F_HEALED 0x01   /* RETURN: the return was never seen; the frame was found dead by its stack pointer */
-#define RLS_F_FIRST 0x02    /* the first event of this thread: `from` was assumed, not followed */
+#define RLS_F_HEALED 0x01   /* RETURN: the return was never seen; the frame was found dead by its stack pointer.
+                               GIL_ACQUIRE: no probe; the thread was found running Python */
+#define RLS_F_FIRST 0x02    /* the first event of this thread, or one of no probe: `from` was assumed, not followed */
 #define RLS_F_PYTHON 0x04   /* markers: called by the Python module. CALL: made by Python, also if it released the
                                interpreter on its way (then `from` is other) */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * When followed threads run, wait for a CPU, sleep, and end.
+ * When followed threads run, wait for a CPU, sleep, and end; and what they run when no probe has told it.
  */
 
 /* The layout that /sys/kernel/tracing/events/sched/sched_switch/format describes. */
@@ -46,5 +46,35 @@ int rls_sched_exit(void *args)
         return 0;
     send(t, tid, bpf_ktime_get_ns(), RLS_EV_THREAD_EXIT, 0, 0, 0);
     threads.delete(&tid);
+    return 0;
+}
+
+/* Where the function lies in which a process's interpreter runs Python. */
+struct code_range {
+    u64 start;
+    u64 end;
+};
+BPF_TABLE("hash", u32, struct code_range, interpreters, 4096);
+
+/* Now and then on every CPU. Who is found in the interpreter's loop holds its lock, although no probe may have said so: a
+ * thread that took it before the attach, and never releases it, passes none. No other program of ours is at work on this
+ * thread now: it was interrupted in its own code. */
+int rls_tick(struct pt_regs *ctx)
+{
+    u32 tid, pid = bpf_get_current_pid_tgid() >> 32;
+    u64 ip = ctx->ip;
+    struct code_range *loop = interpreters.lookup(&pid);
+    if (!loop || ip < loop->start || ip >= loop->end)
+        return 0;
+    struct thread *t = current_thread(&tid, 1);
+    if (!t || (t->held && !t->first))
+        return 0;
+    if (t->depth && frame_at(t, t->depth - 1)->category != RLS_CAT_PYTHON)
+        return 0;
+    hold(t);
+    t->sent = RLS_CAT_PYTHON; /* so it was before, too: since the last event, or it would have been found earlier */
+    u64 silent = t->silent;
+    t->silent = 0;
+    send(t, tid, bpf_ktime_get_ns(), RLS_EV_GIL_ACQUIRE, 0, RLS_F_FIRST | RLS_F_HEALED, silent);
     return 0;
 }

@@ -46,6 +46,7 @@ class CompiledPrograms:
     entry_fd: int = -1
     return_fd: int = -1  # only with the other methods
     tracepoint_fds: dict[str, int] = field(default_factory=dict)
+    tick_fd: int = -1
     _fds: list[int] = field(default_factory=list)
 
     def load(self, name: str, attach_type: int) -> int:
@@ -107,6 +108,7 @@ def _compile(method: str, bcc: ModuleType, text: str, flags: list[str]) -> Compi
         compiled.return_fd = compiled.load("rls_return", ATTACH_TYPES[method])
     for name, program in TRACEPOINTS.items():
         compiled.tracepoint_fds[name] = compiled.module.load_func(program, bcc.BPF.TRACEPOINT).fd
+    compiled.tick_fd = compiled.module.load_func("rls_tick", bcc.BPF.PERF_EVENT).fd
     return compiled
 
 

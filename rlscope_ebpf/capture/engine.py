@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf.capture.compiler import CompiledPrograms, compile_programs
 from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, SiteClass, make_cookie
 from rlscope_ebpf.capture.counters import ProbeCounters
+from rlscope_ebpf.capture.interpreter import attach_ticks
 from rlscope_ebpf.capture.links import Link, attach
 from rlscope_ebpf.capture.pointer_guard import read_pointer_guard
 from rlscope_ebpf.capture.programs import Programs
@@ -54,12 +55,19 @@ class Engine:
         # By process, file, group and offset: functions that end in the same code share its exits.
         self._exits: set[tuple[int, str, Group, int]] = set()
         self._tracepoints: Link | None = None
+        self._ticks: Link | None = None
         self.next_probe = 1
         """Id that the next attached site gets."""
 
     def follow_scheduler(self) -> None:
         """Also see threads run, wait and end. Raises OSError."""
         self._tracepoints = attach_tracepoints("sched", self._programs.tracepoint_fds)
+
+    def follow_interpreter(self, pid: int, start: int, end: int) -> None:
+        """Also find threads that run Python without passing a probe: between these addresses. Raises OSError."""
+        self._programs.set_interpreter(pid, start, end)
+        if self._ticks is None:
+            self._ticks = attach_ticks(self._programs.tick_fd)
 
     def watch_loads(self, pid: int) -> None:
         """Count what a process loads, and set no return probe (of a session) until `allow_returns`."""
@@ -207,6 +215,9 @@ class Engine:
         if self._tracepoints:
             self._tracepoints.close()
             self._tracepoints = None
+        if self._ticks:
+            self._ticks.close()
+            self._ticks = None
         for closer in self._closers:
             closer.join()
         self._closers.clear()

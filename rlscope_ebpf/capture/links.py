@@ -144,12 +144,22 @@ def _attach_perf(
 
 
 def attach_perf_event(
-    prog_fd: int, kind: int, config: int, cookie: int, *, pid: int = -1, config1: int = 0, config2: int = 0
+    prog_fd: int,
+    kind: int,
+    config: int,
+    cookie: int,
+    *,
+    pid: int = -1,
+    cpu: int = 0,
+    config1: int = 0,
+    config2: int = 0,
+    period: int = 1,
+    flags: int = 0,
 ) -> tuple[int, int]:
     """Open a perf event and attach a program to it: descriptors of event and link.
 
     `pid`: the process whose memory a uprobe goes into; -1: every process. One CPU is enough: for uprobes and
-    tracepoints the kernel runs the program wherever the event happens.
+    tracepoints the kernel runs the program wherever the event happens; others count on one CPU.
 
     Raises OSError.
     """
@@ -157,14 +167,15 @@ def attach_perf_event(
         type=kind,
         size=ctypes.sizeof(_PerfAttr),
         config=config,
-        sample_period=1,
+        sample_period=period,
+        flags=flags,
         wakeup_events=1,
         config1=config1,
         config2=config2,
     )
     ctypes.set_errno(0)
-    cpu = 0 if pid == -1 else -1
-    event: int = _libc.syscall(_SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, cpu, -1, _PERF_FLAG_FD_CLOEXEC)
+    place = cpu if pid == -1 else -1
+    event: int = _libc.syscall(_SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, place, -1, _PERF_FLAG_FD_CLOEXEC)
     if event < 0:
         raise _last_error()
     try:

@@ -46,12 +46,13 @@ class Programs:
     def __init__(self, compiled: CompiledPrograms) -> None:
         self._compiled = compiled
         self.session_fd, self.entry_fd, self.return_fd = compiled.session_fd, compiled.entry_fd, compiled.return_fd
-        self.tracepoint_fds = compiled.tracepoint_fds
+        self.tracepoint_fds, self.tick_fd = compiled.tracepoint_fds, compiled.tick_fd
         bcc, module = compiled.bcc, compiled.module
         self.events = Ring(module["events"].map_fd, EVENT_RING_BYTES, EVENT_DTYPE)
         self.texts = Ring(module["texts"].map_fd, TEXT_RING_BYTES, TEXT_DTYPE)
         self._targets = BpfMap(bcc, module["targets"])
         self._records = BpfMap(bcc, module["marker_records"])
+        self._interpreters = BpfMap(bcc, module["interpreters"])
         self._counters = BpfMap(bcc, module["counters"])
         self._settings = BpfMap(bcc, module["settings"])
         self._loads = BpfMap(bcc, module["loads"])
@@ -66,6 +67,10 @@ class Programs:
     def remove_target(self, pid: int) -> None:
         """Let no more hits of a process through on threads that have made none yet."""
         self._targets.delete(_u32(pid))
+
+    def set_interpreter(self, pid: int, start: int, end: int) -> None:
+        """Where the interpreter's loop lies in a process."""
+        self._interpreters.update(_u32(pid), start.to_bytes(8, "little") + end.to_bytes(8, "little"))
 
     def add_marker_record(self, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""

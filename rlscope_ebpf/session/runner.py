@@ -7,7 +7,8 @@ import platform
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from types import TracebackType
@@ -19,6 +20,7 @@ from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.engine import Engine, armed_sites
+from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
@@ -295,6 +297,16 @@ class Profiler:
         self._engine.add_target(
             target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil
         )
+        self._follow_interpreter(target, target.watcher.objects.values())
+
+    def _follow_interpreter(self, target: Target, objects: Iterable[MappedObject]) -> None:
+        """Look by the clock which threads run Python, if the interpreter is among `objects`."""
+        image = target.process.python.image if target.process.python else None
+        loop = interpreter_loop(target.pid, [mapped for mapped in objects if mapped.path == image])
+        if loop is None:
+            return
+        with suppress(OSError):  # then a thread that never releases the interpreter lock is `other`
+            self._engine.follow_interpreter(target.pid, *loop)
 
     def _expect_markers(self, target: Target) -> None:
         """Probe the marker library that comes with this profiler before a target has loaded it.
@@ -479,6 +491,7 @@ class Profiler:
             if new:
                 self._loaded_ns = now_ns
             self._check_expected(target, new)
+            self._follow_interpreter(target, new)
             self._guard_returns(target, new, loads)
             new += target.take_unplanned()
             for planner in target.planners:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TRUTH, Profiler, Program, compare, interpreters, report
+from harness import TRUTH, Profiler, Program, build, compare, interpreters, report
 
 pytestmark = pytest.mark.system
 
@@ -158,3 +159,45 @@ def test_waiting_for_the_interpreter_lock_is_not_python(python: str, start_targe
     # One of the four runs Python at a time; the others look for the lock every 5 ms.
     assert 0.2 * raw["wall_ns"] < raw["cpu_ns"]["python"] < 0.35 * raw["wall_ns"]
     assert raw["cpu_ns"]["python"] + raw["cpu_ns"]["other"] == raw["wall_ns"]
+
+
+NEVER_RELEASES = """
+import ctypes, os, sys, threading, time
+simulator = ctypes.PyDLL(sys.argv[1])
+simulator.sim_spin.argtypes = [ctypes.c_int64]
+def work():
+    start = time.monotonic()
+    while time.monotonic() < start + float(sys.argv[2]):
+        simulator.sim_spin(1_000_000)
+        end = time.monotonic() + 0.002
+        while time.monotonic() < end:
+            pass
+thread = threading.Thread(target=work)
+if sys.argv[3] == "thread":
+    thread.start()
+    print("READY", os.getpid(), flush=True)
+    thread.join()
+else:
+    print("READY", os.getpid(), flush=True)
+    work()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("python", interpreters().values(), ids=interpreters())
+def test_a_thread_that_never_releases_the_lock_runs_python(
+    python: str, where: str, start_target: StartTarget, attach: Attach
+) -> None:
+    """It took the lock before the attach, so that no probe ever says that it holds it."""
+    target = start_target(
+        python, "-c", NEVER_RELEASES, build.native() / "libtruth_simulator.so", "60", where, realtime=True
+    )
+    profiler, trace = attach(target, libraries=("--library", "simulator=*libtruth_simulator.so"))
+    time.sleep(3)
+    assert profiler.stop() == 0
+    (process,) = report(trace)["processes"]
+    (row,) = process["operations"]
+    cpu_ns = row["raw"]["cpu_ns"]
+    # It runs Python twice as long as the simulator, but for the time until it is first found there by the clock.
+    assert 0 < cpu_ns["simulator"] < cpu_ns["python"]
+    assert row["transitions"]["python_to_simulator"] > 5 * row["transitions"].get("other_to_simulator", 0)
