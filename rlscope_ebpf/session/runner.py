@@ -289,6 +289,10 @@ class Profiler:
         """Begin to profile a target whose probes are set."""
         process = target.process
         self._matcher.add_process(target.info())
+        if _has_ended(target):
+            # What its threads did is not to be guessed.
+            self.notices.append(f"Process {target.pid} ended while its probes were being set: nothing is known of it.")
+            return
         self._seed(target, target.start_ns)
         loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
         target.unplanned = target.watcher.poll() or []
@@ -481,7 +485,7 @@ class Profiler:
         for target in self._targets.values():
             if target.end_ns is not None:
                 continue
-            ended = bool(select.select([target.pidfd], [], [], 0)[0])
+            ended = _has_ended(target)
             loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
             new = None if ended else target.watcher.poll()
             if new is None:
@@ -557,6 +561,10 @@ class Profiler:
             self._matcher.update_process(target.info())
         self._hand_out(self._matcher.finish(end_ns))
         return end_ns
+
+
+def _has_ended(target: Target) -> bool:
+    return bool(select.select([target.pidfd], [], [], 0)[0])
 
 
 def _groups(plans: Sequence[Plan]) -> set[Group]:

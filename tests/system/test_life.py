@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -301,6 +302,33 @@ def test_target_that_executes_another_program(
     assert document["session"]["complete"]
     # The new program's libraries count as loaded late: they are probed within a second.
     assert _rounds(document, target, "resumed", unseen=1_000_000_000 // STEP_NS)["count"] > 100
+
+
+def test_target_that_ends_while_probes_are_set(start_target: StartTarget, tmp_path: Path) -> None:
+    """Nothing is known of it, so nothing is said of it."""
+    from rlscope_ebpf.session.options import CaptureOptions
+    from rlscope_ebpf.session.runner import Profiler as Session
+    from rlscope_ebpf.trace.writer import TraceWriter
+
+    target = start_target(sys.executable, LOOP)
+
+    def end_it(_: object) -> None:
+        target.close()
+
+    trace = tmp_path / "ended.rlscope"
+    with Session(CaptureOptions((target.pid,))) as session:
+        session.calibrate = end_it
+        session.sinks.append(TraceWriter(trace))
+        session.attach()
+        session.run(threading.Event())
+        (notice,) = session.notices
+    assert f"Process {target.pid} ended while its probes were being set" in notice
+    document = report(trace)
+    assert document["session"]["probes_armed"] == 0
+    assert process_of(document, target.pid)["operations"] == []
+    text = rlscope("report", trace).stdout
+    assert "100 %" not in text
+    assert notice in " ".join(text.split())
 
 
 # -- what was there before, and what comes later -----------------------------------------------------------------------
