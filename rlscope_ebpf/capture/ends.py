@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
-from rlscope_ebpf.capture.exits import Code, ExitFinder
+from rlscope_ebpf.capture.exits import Code, CodeSource, ExitFinder
 from rlscope_ebpf.capture.objects import C_LIBRARIES, Exits, KnownObject
 from rlscope_ebpf.capture.selection import Chosen
 from rlscope_ebpf.capture.stubs import stub_targets
@@ -84,6 +87,32 @@ class _CodeMap:
         bounds = self._elf.bounds.containing(vaddr)
         return None if bounds is None else Code(bounds[0], self._elf.read_vaddr(*bounds))
 
+    def is_code(self, vaddr: int) -> bool:
+        """Whether the file has code there."""
+        return any(low <= vaddr < high for low, high in self._elf.code_ranges)
+
+    def offsets(self, vaddr: int, count: int) -> NDArray[np.int64]:
+        """Signed 4-byte numbers."""
+        found = self._elf.read_vaddr(vaddr, 4 * count)
+        return np.frombuffer(found, "<i4", len(found) // 4).astype(np.int64)
+
+    def pointers(self, vaddr: int, count: int) -> NDArray[np.int64]:
+        """Addresses, as the dynamic linker makes them."""
+        found = self._elf.read_vaddr(vaddr, 8 * count)
+        words = np.frombuffer(found, "<i8", len(found) // 8).astype(np.int64)
+        slots, targets = self._relocated
+        index = np.minimum(np.searchsorted(slots, vaddr + 8 * np.arange(len(words))), max(0, len(slots) - 1))
+        if len(slots):
+            there = slots[index] == vaddr + 8 * np.arange(len(words))
+            words[there] = targets[index[there]]
+        return words
+
+    @cached_property
+    def _relocated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        slots, targets = self._elf.data_pointers()
+        order = np.argsort(slots)
+        return slots[order].astype(np.int64), targets[order].astype(np.int64)
+
     def slot_throws(self, slot: int) -> bool:
         """Whether the function imported through a slot may throw."""
         return self._slots.get(slot) not in self._harmless
@@ -91,6 +120,11 @@ class _CodeMap:
     def stub_throws(self, vaddr: int) -> bool:
         """Whether the function behind a stub may throw."""
         return self._stubs.get(vaddr) not in self._harmless
+
+
+def code_source(elf: ElfFile, harmless: frozenset[str]) -> CodeSource:
+    """The code of a file, of whose imports those named let no exception pass and return without much ado."""
+    return _CodeMap(elf, harmless)
 
 
 class Ends:
@@ -163,7 +197,7 @@ class Ends:
 
     @cached_property
     def _finder(self) -> ExitFinder:
-        return ExitFinder(_CodeMap(self._known.elf, self._harmless))
+        return ExitFinder(code_source(self._known.elf, self._harmless))
 
     def _scan(self, function: Chosen, avoid_returns: bool) -> Exits:
         elf = self._known.elf

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rlscope_ebpf.capture.sites import disassembler
+from rlscope_ebpf.capture.switch_tables import Row, TableData, is_table_jump, table_targets
 
 _FOLLOWED_PARTS: Final = 16  # tail-called functions and cold parts scanned with the function itself
 _FOLLOWED_BYTES: Final = 1 << 18
 _THROW_DEPTH: Final = 4
 _THROW_FUNCTIONS: Final = 64
-_TABLE_WINDOW: Final = 12  # instructions between a switch's table load and its jump
+_POINTER_WINDOW: Final = 12  # instructions between the load of a pointer and the jump to it
 
 _RIP_SLOT = re.compile(r"qword ptr \[rip ([+-]) (0x[0-9a-f]+|\d+)\]")
 _IMMEDIATE = re.compile(r"0x[0-9a-f]+|\d+")  # capstone writes numbers below 10 in decimal
@@ -66,13 +67,21 @@ class Code:
     data: bytes
 
 
-def scan(code: bytes, vaddr: int) -> CodeScan | None:
-    """Disassemble a whole function. None if its instructions or its ways out cannot be told for certain."""
+def scan(code: bytes, vaddr: int, data: TableData | None = None) -> CodeScan | None:
+    """Disassemble a whole function. None if its instructions or its ways out cannot be told for certain.
+
+    `data`: the file's data, to find the tables of switches in.
+    """
     rows = list(disassembler().disasm_lite(code, vaddr))
     end = vaddr + len(code)
     if not rows or rows[-1][0] + rows[-1][1] != end:
         return None
     boundaries = {row[0] for row in rows}
+
+    def belongs(target: int) -> bool:
+        """Whether a switch may go there."""
+        return target in boundaries if vaddr <= target < end else data is not None and data.is_code(target)
+
     returns: list[int] = []
     jumps: list[Jump] = []
     calls: set[int] = set()
@@ -100,8 +109,14 @@ def scan(code: bytes, vaddr: int) -> CodeScan | None:
             slot = _slot(operands, address + size)
             if slot is not None:
                 jumps.append(Jump(address, None, slot, conditional=False))
-            elif mnemonic.startswith("notrack") or _SCALED.search(operands) or _is_table_jump(rows, index):
-                continue  # a switch: its targets lie inside
+            elif mnemonic.startswith("notrack") or is_table_jump(rows, index):
+                # A switch: most of its targets lie inside. A table that is not found is taken to have no others.
+                targets = table_targets(rows, index, data, belongs) if data else None
+                jumps += [
+                    Jump(address, target, None, conditional=False)
+                    for target in targets or ()
+                    if not vaddr <= target < end
+                ]
             elif operands.startswith("qword ptr ["):
                 jumps.append(Jump(address, None, None, conditional=False))
                 unknown = True
@@ -122,7 +137,7 @@ def scan(code: bytes, vaddr: int) -> CodeScan | None:
     return CodeScan(tuple(returns), tuple(jumps), frozenset(calls), frozenset(slots), unknown)
 
 
-class CodeSource(Protocol):
+class CodeSource(TableData, Protocol):
     """The code of one file."""
 
     def at(self, vaddr: int) -> Code | None:
@@ -223,11 +238,8 @@ class ExitFinder:
     def _scan(self, part: Code) -> CodeScan | None:
         if part.vaddr not in self._scans:
             self.scanned += len(part.data)
-            self._scans[part.vaddr] = scan(part.data, part.vaddr)
+            self._scans[part.vaddr] = scan(part.data, part.vaddr, self._source)
         return self._scans[part.vaddr]
-
-
-Row = tuple[int, int, str, str]
 
 
 def _makes_return_address(row: Row) -> bool:
@@ -249,30 +261,10 @@ def _slot(operands: str, following: int) -> int | None:
     return following + (displacement if match[1] == "+" else -displacement)
 
 
-def _is_table_jump(rows: list[Row], index: int) -> bool:
-    """`movsxd r, [base + i*4]; add r, base; jmp r`, or `mov r, [base + i*8]; jmp r`: how compilers write switches."""
-    register = rows[index][3]
-    added, partner = False, ""
-    for _, _, mnemonic, operands in reversed(rows[max(0, index - _TABLE_WINDOW) : index]):
-        destination, _, source = operands.partition(", ")
-        if mnemonic == "add" and destination == register:
-            added = True
-            # The table's offset may have been loaded into either register of the addition.
-            partner = source
-        elif destination == register or (added and destination == partner):
-            if mnemonic == "movsxd" and _SCALED.search(source):
-                return True
-            if mnemonic == "mov" and destination == register:
-                return bool(_SCALED.search(source))
-            if mnemonic != "lea" and destination == register:
-                return False
-    return False
-
-
 def _is_loaded_pointer(rows: list[Row], index: int) -> bool:
     """Whether the straight line before a register jump loads the register from a plain field: a virtual call."""
     register = rows[index][3]
-    for _, _, mnemonic, operands in reversed(rows[max(0, index - _TABLE_WINDOW) : index]):
+    for _, _, mnemonic, operands in reversed(rows[max(0, index - _POINTER_WINDOW) : index]):
         if mnemonic[0] == "j" or mnemonic in ("call", "ret"):
             return False
         destination, _, source = operands.partition(", ")

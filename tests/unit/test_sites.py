@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import capstone
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.elf import ElfFile, Function
+from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.exits import Code, ExitFinder, scan
 from rlscope_ebpf.capture.sites import EMULATED, NOP5, STEPPED, Site, entry_site
 
@@ -137,6 +140,15 @@ class NoSource:
     def at(self, vaddr: int) -> Code | None:
         return None
 
+    def is_code(self, vaddr: int) -> bool:
+        return True
+
+    def offsets(self, vaddr: int, count: int) -> NDArray[np.int64]:
+        return np.arange(count, dtype=np.int64)
+
+    def pointers(self, vaddr: int, count: int) -> NDArray[np.int64]:
+        return np.arange(count, dtype=np.int64)
+
     def slot_throws(self, slot: int) -> bool:
         return True
 
@@ -150,6 +162,16 @@ class Source(NoSource):
     def __init__(self, elf: ElfFile) -> None:
         self.elf = elf
         self.slots = elf.import_slots()
+        self.real = code_source(elf, frozenset())
+
+    def is_code(self, vaddr: int) -> bool:
+        return self.real.is_code(vaddr)
+
+    def offsets(self, vaddr: int, count: int) -> NDArray[np.int64]:
+        return self.real.offsets(vaddr, count)
+
+    def pointers(self, vaddr: int, count: int) -> NDArray[np.int64]:
+        return self.real.pointers(vaddr, count)
 
     def slot_throws(self, slot: int) -> bool:
         return self.slots.get(slot) != "harmless"
