@@ -25,6 +25,11 @@ LIBRARIES = {
     "librlscope_markers.so": ["userspace/rlscope_markers.c"],
     "librlscope_cartpole.so": ["userspace/demo/cartpole.c"],  # the demo's simulator
     "librlscope_calibration.so": ["userspace/rlscope_calibration.c"],  # what `calibrate` probes
+    # The GPU helper. It declares what it uses of CUPTI itself: no CUDA is needed to compile it.
+    "librlscope_cupti.so": [
+        *("userspace/rlscope_cupti.c", "userspace/cupti_library.c"),
+        *("userspace/cupti_launches.c", "userspace/cupti_records.c"),
+    ],
 }
 
 MARKERS = Extension(

@@ -15,6 +15,9 @@ MARKER_LIBRARY = "librlscope_markers.so"
 CALIBRATION_LIBRARY = "librlscope_calibration.so"
 """File name of what calibration probes."""
 
+GPU_LIBRARY = "librlscope_cupti.so"
+"""File name (and soname) of the GPU helper."""
+
 
 def probes_dir() -> Path:
     """Folder of the BPF sources: it holds `abi.h`, `*.bpf.c` and `include/`.
@@ -48,6 +51,11 @@ def marker_library() -> Path:
 def calibration_library() -> Path:
     """`librlscope_calibration.so`. Raises `UnsupportedError` if it has not been built."""
     return _first_with(CALIBRATION_LIBRARY, PACKAGE) / CALIBRATION_LIBRARY
+
+
+def gpu_library() -> Path:
+    """`librlscope_cupti.so`. Raises `UnsupportedError` if it has not been built."""
+    return _first_with(GPU_LIBRARY, PACKAGE) / GPU_LIBRARY
 
 
 def _first_with(name: str, *folders: Path) -> Path:

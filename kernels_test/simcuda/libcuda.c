@@ -136,9 +136,11 @@ CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int g
                              unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                              unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 {
+    CUstream stream = hStream ? hStream : (CUstream)2;
+
     enter(SIMCUDA_cuLaunchKernel_ptsz);
-    return leave(SIMCUDA_cuLaunchKernel_ptsz, launch(SIMCUDA_cuLaunchKernel_ptsz, hStream ? hStream : (CUstream)2, f, gridDimX, gridDimY, gridDimZ,
-                                 blockDimX, blockDimY, blockDimZ));
+    return leave(SIMCUDA_cuLaunchKernel_ptsz, launch(SIMCUDA_cuLaunchKernel_ptsz, stream, f, gridDimX, gridDimY,
+                                                     gridDimZ, blockDimX, blockDimY, blockDimZ));
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)

@@ -10,10 +10,10 @@
  * - A runtime call makes one driver call, half way through its own time. The runtime finds the driver with dlopen and
  *   dlsym when it is first used.
  * - Device memory is host memory. Copies and sets are done at once, in the calling thread.
- * - The GPU is a timeline (simcuda_gpu.c). Whatever is enqueued starts at max(now + latency, end of the stream's previous
- *   item, ends of the events the stream waits for) and takes the time set for it: both are known at once and never
- *   change. Kernels are opaque addresses and do nothing. Streams do not wait for the default stream. Synchronising waits
- *   until the last end.
+ * - The GPU is a timeline (simcuda_gpu.c). Whatever is enqueued starts at max(now + latency, end of the stream's
+ *   previous item, ends of the events the stream waits for) and takes the time set for it: both are known at once and
+ *   never change. Kernels are opaque addresses and do nothing. Streams do not wait for the default stream.
+ *   Synchronising waits until the last end.
  * - Every outermost call has a correlation id, which the calls it makes and what they enqueue share, as in CUDA.
  * - libcupti.so.12 and .13 (simcupti.h) watch calls and timeline, and can be told to misbehave.
  */
@@ -163,7 +163,7 @@ SIMCUDA_API int simcuda_set_kernel(const void *function, const char *name, int64
 
 enum simcuda_work { SIMCUDA_KERNEL = 1, SIMCUDA_COPY = 2, SIMCUDA_SET = 3, SIMCUDA_SYNC = 4, SIMCUDA_WORK_KINDS };
 
-/* How many items of a kind (enum simcuda_work) were enqueued since the start; their durations summed up, if asked for. */
+/* How many items of a kind (enum simcuda_work) were enqueued since the start; sum of their durations, if asked for. */
 SIMCUDA_API int64_t simcuda_enqueued(uint32_t kind, int64_t *total_ns);
 
 /* How often a function was called, getters too; -1 if there is no such function. */

@@ -24,7 +24,10 @@ static int64_t kernel_ns = 2000, latency_ns = 1000, copy_ns = 500, set_ns = 500;
 static int64_t enqueued[SIMCUDA_WORK_KINDS], total_ns[SIMCUDA_WORK_KINDS];
 static struct {
     const void *function;
-    const char *name;
+    const struct name {
+        const struct name *before; /* kept: records may point to it */
+        char text[];
+    } *name;
     int64_t ns;
 } kernels[MAX_KERNELS];
 static int kernel_count;
@@ -101,8 +104,13 @@ int simcuda_set_kernel(const void *function, const char *name, int64_t ns)
     while (i < kernel_count && kernels[i].function != function)
         i++;
     if (i < MAX_KERNELS) {
+        struct name *made = malloc(sizeof *made + strlen(name) + 1);
+        if (!made)
+            abort();
+        made->before = kernels[i].name;
+        strcpy(made->text, name);
         kernels[i].function = function;
-        kernels[i].name = strdup(name);
+        kernels[i].name = made;
         kernels[i].ns = ns;
         kernel_count += i == kernel_count;
         result = 0;
@@ -193,7 +201,7 @@ static void append_kernel(struct simcuda_item *item, const void *function, CUstr
     while (i < kernel_count && kernels[i].function != function)
         i++;
     item->kind = SIMCUDA_KERNEL;
-    item->name = i < kernel_count ? kernels[i].name : "simulated_kernel";
+    item->name = i < kernel_count ? kernels[i].name->text : "simulated_kernel";
     append(item, i < kernel_count ? kernels[i].ns : kernel_ns, stream);
 }
 

@@ -6,16 +6,17 @@
  * What is true of it
  *
  * - Callbacks are made only for functions that were enabled, records only for kinds that were enabled. One subscriber.
- * - Records of what the GPU does go into buffers that the user gives. A full buffer is handed over by a thread of CUPTI's
- *   once all its records lie in the past; a flush hands over what lies in the past, a forced flush everything, and what
- *   is not over yet has no times in it.
+ * - Records of what the GPU does go into buffers that the user gives. A full buffer is handed over by a thread of
+ *   CUPTI's once all its records lie in the past; a flush hands over what lies in the past, a forced flush everything,
+ *   and what is not over yet has no times in it.
  * - Without a callback for the time, times are of CLOCK_REALTIME.
  * - cuptiFinalize takes everything away; any call begins anew.
  *
  * It misbehaves when told to, by simcupti_set or SIMCUPTI="zero=10,…"; 0 switches a misbehaviour off:
  *
- *   zero, reversed, future, nameless, unknown   every n-th record of a kernel has times of 0, ends before it begins, ends
- *                      a minute from now, has no name, or is replaced by a record of a kind that nobody knows
+ *   zero, reversed, future, nameless, unknown
+ *                      every n-th record of a kernel has times of 0, ends before it begins, ends a minute from now, has
+ *                      no name, or is replaced by a record of a kind that nobody knows
  *   drop               every n-th record is dropped, and counted as such
  *   broken             the n-th record of each buffer cannot be read
  *   unordered          1: the records of a buffer stand in it last to first

@@ -96,7 +96,8 @@ FIELD(cu_callback_data, correlation, CUpti_CallbackData, correlationId);
 _Static_assert(sizeof(struct cu_callback_data) == sizeof(CUpti_CallbackData), "callback data");
 
 /* The functions: same arguments, as far as a C compiler sees; enumerations are ints. */
-_Static_assert(sizeof(CUpti_ActivityKind) == 4 && sizeof(CUpti_CallbackDomain) == 4 && sizeof(CUptiResult) == 4, "enums");
+_Static_assert(sizeof(CUpti_ActivityKind) == 4 && sizeof(CUpti_CallbackDomain) == 4, "enumerations");
+_Static_assert(sizeof(CUptiResult) == 4, "enumerations");
 
 /* The simulated CUPTI's callback ids. */
 #define SIMCUPTI_CBID(name, id) SAME(id, CUPTI_DRIVER_TRACE_CBID_##name);

@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * librlscope_cupti.so: entry points, and the thread that starts, feeds and leaves. See rlscope_cupti.h.
+ */
+#define _GNU_SOURCE
+#include "cupti_helper.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TICK_NS 100000000u           /* how often CUPTI is asked for what it has */
+#define STATUS_NS 500000000u
+#define UNHEARD_NS 1000000000u       /* nobody has listened for so long: we leave */
+#define PATIENCE_MS 10000u
+#define FINALIZE_NS 2000000000u      /* wait so long for a call in whose exit CUPTI can be finalized */
+#define AT_EXIT_NS 500000000u        /* a program that ends waits no longer for its last records */
+#define EARLY_NS 10000000000u        /* what was running when we came may have started before */
+#define STACK_BYTES (1u << 20)
+
+struct rlscope_gpu_status rlscope_gpu_state = {
+    .magic = RLSCOPE_GPU_MAGIC,
+    .version = RLSCOPE_GPU_VERSION,
+    .size = sizeof(struct rlscope_gpu_status),
+};
+
+/*
+ * What is probed. Assembly, so that nothing stands before the nop; aligned, so that its bytes lie in one cache line.
+ * The bytes behind the return keep a linker from folding them into one.
+ */
+#if defined(__x86_64__)
+#define NOP ".byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n"
+static const uint8_t nop[] = {0x0f, 0x1f, 0x44, 0x00, 0x00};
+#elif defined(__aarch64__)
+#define NOP "nop\n"
+static const uint8_t nop[] = {0x1f, 0x20, 0x03, 0xd5};
+#else
+#error "rlscope_cupti: this architecture needs its nop here"
+#endif
+#define ENTRY(symbol, after)                                                                                           \
+    __asm__(".pushsection .text\n"                                                                                     \
+            ".p2align 5\n"                                                                                             \
+            ".globl " #symbol "\n"                                                                                     \
+            ".type " #symbol ", %function\n" #symbol ":\n"                                                             \
+            ".cfi_startproc\n" NOP "ret\n.byte " after "\n"                                                            \
+            ".cfi_endproc\n"                                                                                           \
+            ".size " #symbol ", .-" #symbol "\n"                                                                       \
+            ".popsection\n")
+ENTRY(rlscope_gpu_records, "1, 0, 0, 0");
+ENTRY(rlscope_gpu_name, "2, 0, 0, 0");
+ENTRY(rlscope_gpu_status, "3, 0, 0, 0");
+
+/* -- the thread --------------------------------------------------------------------------------------------------- */
+
+enum { THREAD_NONE, THREAD_RUNS };
+static uint32_t thread_state;  /* whoever changes it from none to runs starts the thread */
+static uint32_t wakes;         /* futex: changes when there is something to do */
+static uint32_t stop_wanted, exit_wanted, exit_done;
+static uint32_t options, patience_ms;
+static uint8_t activated;      /* CUPTI was started by the thread that starts ours */
+static void *subscriber;
+static int64_t clock_shift;
+
+enum { FINALIZE_NO, FINALIZE_WANTED, FINALIZE_RUNS, FINALIZE_DONE };
+static uint32_t finalizing;
+static __thread uint32_t depth, depth_in; /* of calls since finalizing was wanted, and in which start that was */
+
+static const uint32_t kinds[] = {
+    CU_KIND_CONCURRENT_KERNEL, CU_KIND_MEMCPY, CU_KIND_MEMCPY2, CU_KIND_MEMSET, CU_KIND_SYNCHRONIZATION,
+};
+#define KINDS (sizeof kinds / sizeof *kinds)
+
+void helper_wake(void)
+{
+    __atomic_fetch_add(&wakes, 1, __ATOMIC_RELEASE);
+    syscall(SYS_futex, &wakes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static void wait_until(const uint32_t *place, uint32_t while_value, uint64_t time)
+{
+    uint64_t now = now_ns(), left = time > now ? time - now : 0;
+    struct timespec timeout = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+
+    if (left)
+        syscall(SYS_futex, place, FUTEX_WAIT_PRIVATE, while_value, &timeout, NULL, 0);
+}
+
+/* Whether somebody probes rlscope_gpu_records: a probe changes the first bytes of the function. */
+static int somebody_listens(void)
+{
+    const volatile uint8_t *text = (const volatile uint8_t *)rlscope_gpu_records;
+
+    for (size_t i = 0; i < sizeof nop; i++)
+        if (text[i] != nop[i])
+            return 1;
+    return 0;
+}
+
+static void tell_state(void)
+{
+    store(rlscope_gpu_state.updated_ns, now_ns());
+    rlscope_gpu_status(&rlscope_gpu_state, sizeof rlscope_gpu_state);
+}
+
+static void set_state(enum rlscope_gpu_state_number state)
+{
+    store_release(rlscope_gpu_state.state, state);
+    tell_state();
+}
+
+/* -- CUPTI's callbacks -------------------------------------------------------------------------------------------- */
+
+/* At the end of an outermost call, while no other call of this thread is under way. */
+static void finalize_at_exit(const struct cu_callback_data *data)
+{
+    if (depth_in != load(rlscope_gpu_state.starts)) {
+        depth_in = load(rlscope_gpu_state.starts);
+        depth = 0;
+    }
+    if (data->site == CU_SITE_ENTER) {
+        depth++;
+        return;
+    }
+    if (!depth || --depth) /* entered before we looked, or inside another */
+        return;
+    if (!exchange(finalizing, FINALIZE_WANTED, FINALIZE_RUNS))
+        return;
+    CUPTI(cuptiFinalize);
+    store_release(finalizing, FINALIZE_DONE);
+    helper_wake();
+}
+
+static void callback(void *user, uint32_t domain, uint32_t function, const void *data)
+{
+    int saved = errno;
+
+    (void)user;
+    if (load_acquire(finalizing) == FINALIZE_WANTED)
+        finalize_at_exit(data);
+    else if (domain == CU_DOMAIN_DRIVER)
+        launches_callback(function, data);
+    errno = saved;
+}
+
+static uint64_t our_clock(void)
+{
+    return now_ns();
+}
+
+/* -- arriving ----------------------------------------------------------------------------------------------------- */
+
+/* What CLOCK_MONOTONIC is ahead of CUPTI's clock: of several looks, the one that took least. */
+static void calibrate(void)
+{
+    uint64_t best = UINT64_MAX;
+
+    for (int i = 0; i < 5; i++) {
+        uint64_t theirs = 0, before = now_ns();
+        if (CUPTI(cuptiGetTimestamp, &theirs) != CU_OK)
+            return;
+        uint64_t took = now_ns() - before;
+        if (took < best) {
+            best = took;
+            clock_shift = (int64_t)(before + took / 2 - theirs);
+        }
+    }
+}
+
+static void choose_clock(void)
+{
+    clock_shift = 0;
+    if (cupti.cuptiActivityRegisterTimestampCallback &&
+        CUPTI(cuptiActivityRegisterTimestampCallback, our_clock) == CU_OK) {
+        store(rlscope_gpu_state.clock, RLSCOPE_GPU_CLOCK_OURS);
+        return;
+    }
+    store(rlscope_gpu_state.clock, RLSCOPE_GPU_CLOCK_CALIBRATED);
+    calibrate();
+}
+
+static int known_version(void)
+{
+    uint32_t version = 0;
+
+    if (CUPTI(cuptiGetVersion, &version) != CU_OK)
+        return 0;
+    store(rlscope_gpu_state.cupti_version, version);
+    /* 18 is CUDA 12.0; from 13 on it is the version of CUDA. Layouts of later ones have not been looked at. */
+    return (version >= 18 && version < 100) || (version >= 130000 && version < 140000);
+}
+
+static void disable(void)
+{
+    launches_disable(subscriber);
+    for (size_t i = 0; i < KINDS; i++)
+        CUPTI(cuptiActivityDisable, kinds[i]);
+    if (load(options) & RLSCOPE_GPU_WHOLE_GRAPHS)
+        CUPTI(cuptiActivityDisable, CU_KIND_GRAPH_TRACE);
+}
+
+/* Takes CUPTI into use. Returns the state that follows from it. */
+static enum rlscope_gpu_state_number activate(void)
+{
+    int result;
+
+    if (!cupti_open())
+        return RLSCOPE_GPU_NO_LIBRARY;
+    if (!known_version())
+        return RLSCOPE_GPU_WRONG_VERSION;
+    store_release(finalizing, FINALIZE_NO);
+    result = CUPTI(cuptiSubscribe, &subscriber, callback, NULL);
+    if (result == CU_MULTIPLE_SUBSCRIBERS)
+        return RLSCOPE_GPU_FOREIGN;
+    if (result != CU_OK)
+        return RLSCOPE_GPU_FAILED;
+    choose_clock();
+    records_begin(now_ns() - EARLY_NS);
+    result = CUPTI(cuptiActivityRegisterCallbacks, records_request, records_complete);
+    /* Launches first: a kernel whose launch was not seen is of little use. Of the kinds only kernels must work. */
+    if (result == CU_OK && launches_enable(subscriber)) {
+        result = CUPTI(cuptiActivityEnable, kinds[0]);
+        for (size_t i = 1; result == CU_OK && i < KINDS; i++)
+            CUPTI(cuptiActivityEnable, kinds[i]);
+        if (result == CU_OK && load(options) & RLSCOPE_GPU_WHOLE_GRAPHS)
+            CUPTI(cuptiActivityEnable, CU_KIND_GRAPH_TRACE);
+    } else {
+        result = result ? result : CU_NOT_SUPPORTED;
+    }
+    if (result == CU_OK) {
+        store(rlscope_gpu_state.starts, load(rlscope_gpu_state.starts) + 1);
+        return RLSCOPE_GPU_ACTIVE;
+    }
+    uint32_t error = load(rlscope_gpu_state.error), call = load(rlscope_gpu_state.failed_call);
+    disable();
+    CUPTI(cuptiUnsubscribe, subscriber);
+    records_end();
+    store(rlscope_gpu_state.error, error); /* the first is the one to tell */
+    store(rlscope_gpu_state.failed_call, call);
+    return RLSCOPE_GPU_FAILED;
+}
+
+/* -- staying and leaving ------------------------------------------------------------------------------------------ */
+
+static void drain(int leaving)
+{
+    launches_drain();
+    records_drain(clock_shift, leaving);
+    records_hand_out();
+}
+
+static void fetch(uint32_t flush)
+{
+    CUPTI(cuptiActivityFlushAll, flush);
+    if (load(rlscope_gpu_state.clock) == RLSCOPE_GPU_CLOCK_CALIBRATED)
+        calibrate();
+}
+
+/* First what is complete, then the rest, which has no times. */
+static void last_fetch(void)
+{
+    fetch(0);
+    if (somebody_listens())
+        drain(0);
+    fetch(CU_FLUSH_FORCED);
+    if (somebody_listens())
+        drain(1);
+}
+
+/* Until nobody listens any more, or we are told to stop. */
+static void stay(uint64_t until_heard)
+{
+    uint64_t next_fetch = 0, next_status = 0, heard = until_heard;
+    int listened = 0, ever = 0;
+
+    while (!load_acquire(stop_wanted) && !load_acquire(exit_wanted)) {
+        uint32_t seen = load_acquire(wakes);
+        uint64_t now = now_ns();
+        int listens = somebody_listens();
+
+        store(rlscope_gpu_state.listening, (uint32_t)listens);
+        if (listens) {
+            heard = now + UNHEARD_NS;
+            ever = 1;
+            if (!listened) {
+                tell_state();
+                records_tell_names();
+            }
+        } else if (now >= heard) {
+            break;
+        }
+        listened = listens;
+        if (now >= next_fetch) {
+            fetch(0);
+            next_fetch = now + TICK_NS;
+        }
+        if (listens) {
+            drain(0);
+        } else if (ever) { /* before anybody came, it was kept */
+            launches_discard();
+            records_discard();
+        }
+        if (now >= next_status) {
+            tell_state();
+            next_status = now + STATUS_NS;
+        }
+        wait_until(&wakes, seen, next_fetch);
+    }
+}
+
+/* Finalizes where that has not been seen to do harm (rlscope_gpu_start): with graphs, or with other threads in calls,
+ * programs crashed after it. */
+static void finalize(uint64_t graphs_before)
+{
+    uint64_t until = now_ns() + FINALIZE_NS;
+    uint32_t seen = load_acquire(wakes);
+
+    if (!(load(options) & RLSCOPE_GPU_FINALIZE) || !cupti.cuptiFinalize || launches_threads() > 1 ||
+        load(rlscope_gpu_state.counters.graph_kernels) + load(rlscope_gpu_state.counters.graphs) != graphs_before)
+        return;
+    store_release(finalizing, FINALIZE_WANTED);
+    if (CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_RUNTIME) == CU_OK)
+        CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_DRIVER);
+    while (load_acquire(finalizing) == FINALIZE_WANTED && now_ns() < until && !load_acquire(exit_wanted)) {
+        wait_until(&wakes, seen, until);
+        seen = load_acquire(wakes);
+    }
+    if (exchange(finalizing, FINALIZE_WANTED, FINALIZE_NO)) {
+        CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_RUNTIME);
+        CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_DRIVER);
+        return;
+    }
+    while (load_acquire(finalizing) != FINALIZE_DONE) {
+        seen = load_acquire(wakes);
+        if (load_acquire(finalizing) != FINALIZE_DONE)
+            wait_until(&wakes, seen, now_ns() + TICK_NS);
+    }
+    store(rlscope_gpu_state.finalized, load(rlscope_gpu_state.finalized) + 1);
+}
+
+static void leave(uint64_t graphs_before)
+{
+    set_state(RLSCOPE_GPU_LEAVING);
+    disable();
+    last_fetch();
+    finalize(graphs_before);
+    if (load_acquire(finalizing) != FINALIZE_DONE)
+        CUPTI(cuptiUnsubscribe, subscriber);
+    records_end();
+    records_release(load_acquire(finalizing) == FINALIZE_DONE);
+}
+
+static void *run(void *nothing)
+{
+    enum rlscope_gpu_state_number state = RLSCOPE_GPU_ACTIVE;
+    uint64_t heard = now_ns() + load(patience_ms) * (uint64_t)1000000;
+    uint64_t graphs = load(rlscope_gpu_state.counters.graph_kernels) + load(rlscope_gpu_state.counters.graphs);
+
+    if (!activated)
+        state = activate();
+    set_state(state);
+    if (state == RLSCOPE_GPU_ACTIVE) {
+        stay(heard);
+        if (load_acquire(exit_wanted)) { /* the program ends: whatever CUPTI holds ends with it */
+            last_fetch();
+            records_end();
+        } else {
+            leave(graphs);
+        }
+        state = RLSCOPE_GPU_DORMANT;
+    }
+    store(rlscope_gpu_state.listening, 0);
+    set_state(state);
+    store_release(exit_done, 1);
+    syscall(SYS_futex, &exit_done, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    store_release(thread_state, THREAD_NONE);
+    return nothing;
+}
+
+/* Detached, and without the program's signals; those that a fault of the thread itself would raise stay as they are. */
+static int start_thread(void)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGSYS};
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int error;
+
+    if (pthread_attr_init(&attributes))
+        return 0;
+    sigfillset(&all);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&all, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    error = pthread_create(&thread, &attributes, run, NULL);
+    if (!error)
+        pthread_setname_np(thread, "rlscope-gpu");
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return !error;
+}
+
+static void program_ends(void)
+{
+    uint64_t until = now_ns() + AT_EXIT_NS;
+
+    if (load_acquire(thread_state) != THREAD_RUNS)
+        return;
+    store_release(exit_wanted, 1);
+    helper_wake();
+    while (!load_acquire(exit_done) && now_ns() < until)
+        wait_until(&exit_done, 0, until);
+}
+
+static void child_after_fork(void)
+{
+    /* CUDA cannot be used here, and the thread is not here. */
+    store_release(thread_state, THREAD_NONE);
+    store(rlscope_gpu_state.state, RLSCOPE_GPU_DORMANT);
+    store(rlscope_gpu_state.listening, 0);
+    store(rlscope_gpu_state.pid, (uint32_t)getpid());
+    launches_after_fork();
+    records_end();
+}
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void first_start(void)
+{
+    pthread_atfork(NULL, NULL, child_after_fork);
+    atexit(program_ends);
+}
+
+/* `now`: CUPTI is taken into use by the calling thread, not by ours. */
+static uint32_t start(uint32_t flags, uint32_t patience, int now)
+{
+    int saved = errno;
+    enum rlscope_gpu_state_number state = RLSCOPE_GPU_STARTING;
+
+    pthread_once(&once, first_start);
+    for (int tries = 0; !exchange(thread_state, THREAD_NONE, THREAD_RUNS); tries++) {
+        uint32_t before = load_acquire(rlscope_gpu_state.state);
+        int ended = before == RLSCOPE_GPU_DORMANT || before >= RLSCOPE_GPU_FOREIGN;
+        if (!ended || tries == 1000) {
+            errno = saved;
+            return before;
+        }
+        sched_yield(); /* the thread before is at its last instructions */
+    }
+    store(rlscope_gpu_state.pid, (uint32_t)getpid());
+    store(options, flags);
+    store(patience_ms, patience ? patience : PATIENCE_MS);
+    store_release(stop_wanted, 0);
+    store_release(exit_done, 0);
+    store_release(rlscope_gpu_state.state, state);
+    if (now)
+        state = activate();
+    activated = state == RLSCOPE_GPU_ACTIVE;
+    if (activated)
+        store_release(rlscope_gpu_state.state, state);
+    if (state == RLSCOPE_GPU_STARTING || state == RLSCOPE_GPU_ACTIVE) {
+        if (start_thread()) {
+            errno = saved;
+            return state;
+        }
+        if (activated) {
+            disable();
+            CUPTI(cuptiUnsubscribe, subscriber);
+            records_end();
+        }
+        state = RLSCOPE_GPU_FAILED;
+    }
+    store_release(thread_state, THREAD_NONE);
+    set_state(state);
+    errno = saved;
+    return state;
+}
+
+uint32_t rlscope_gpu_start(uint32_t flags, uint32_t patience)
+{
+    return start(flags, patience, 0);
+}
+
+uint32_t rlscope_gpu_stop(void)
+{
+    if (load_acquire(thread_state) == THREAD_RUNS) {
+        store_release(stop_wanted, 1);
+        helper_wake();
+    }
+    return load_acquire(rlscope_gpu_state.state);
+}
+
+/* Called while CUDA is initialised: nothing has been launched yet, and nothing shall be missed. */
+int InitializeInjection(void)
+{
+    start(0, 0, 1);
+    return 1;
+}
