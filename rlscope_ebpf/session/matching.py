@@ -13,14 +13,12 @@ from rlscope_ebpf.model.tables import Batch, Losses, ProcessInfo
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.intervals import cut_at_phases, hand_out, make_rows
 from rlscope_ebpf.session.marks import MarkMaker
+from rlscope_ebpf.session.opening import MOST_ENDS
 from rlscope_ebpf.session.operations import OperationEvents, OperationStacks, Runs
 from rlscope_ebpf.session.phases import PhaseTimeline
 from rlscope_ebpf.session.registry import Ints, Registry
 from rlscope_ebpf.session.stream import Stream, arrange
 from rlscope_ebpf.session.threads import ThreadTable
-
-MOST_ENDS = 256
-"""One event ends at most so many operations; a larger number is damaged data."""
 
 _IS_OPERATION = np.zeros(256, np.bool_)
 _IS_OPERATION[[EventKind.OP_BEGIN, EventKind.OP_END]] = True

@@ -39,6 +39,7 @@ from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.guard import nests_deeply, why_switching
 from rlscope_ebpf.session.matching import Matcher
+from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
 from rlscope_ebpf.session.rules import QUIET_NS, RuleWatch
 from rlscope_ebpf.session.seeds import process_records, text_records
@@ -91,6 +92,7 @@ class Profiler:
         self._loaded: Engine | None = None
         self._targets: dict[int, Target] = {}
         self._early: list[Batch] = []  # what was matched while attaching
+        self._opened = OpenedMeanwhile()
         self._own_texts: list[NDArray[np.void]] = []  # names that the profiler gives itself
         self._telling = False  # whether any probe tells something by itself
         self._loaded_ns = 0  # when a target last loaded something
@@ -293,14 +295,15 @@ class Profiler:
             # What its threads did is not to be guessed.
             self.notices.append(f"Process {target.pid} ended while its probes were being set: nothing is known of it.")
             return
-        self._seed(target, target.start_ns)
         loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
         target.unplanned = target.watcher.poll() or []
         self._guard_returns(target, target.unplanned, loads)
+        known = self._seed(target, target.start_ns)
         follows_gil = process.allows_return_probes and Group.GIL in _groups(plans)
         self._engine.add_target(
             target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil
         )
+        self._seed_again(target, known)
         self._follow_interpreter(target, target.watcher.objects.values())
 
     def _follow_interpreter(self, target: Target, objects: Iterable[MappedObject]) -> None:
@@ -326,8 +329,11 @@ class Profiler:
         expected = MappedObject(key, str(path), deleted=False, segments=())
         self._attach(target, target.planners[0].plan([expected]), expected=True)
 
-    def _seed(self, target: Target, time_ns: int) -> None:
-        """Tell programs and matcher what the target has said before: phase, metadata, open operations."""
+    def _seed(self, target: Target, time_ns: int) -> set[int]:
+        """Tell programs and matcher what the target has said before: phase, metadata, open operations.
+
+        Returns the threads that have used a marker.
+        """
         objects = target.watcher.objects.values()
         said = read_process_markers(target.pid, objects)
         if said is not None:
@@ -344,6 +350,16 @@ class Profiler:
             # Who sleeps does not run Python, whatever it waits for.
             category = Category.OTHER if sleeps(target.pid, tid) else None
             self._matcher.seed_thread(target.pid, tid, names, time_ns, category)
+        return set(stacks)
+
+    def _seed_again(self, target: Target, known: set[int]) -> None:
+        """The same for threads that have come between the first look and the moment from which on they are heard."""
+        stacks = read_thread_stacks(target.pid, target.watcher.objects.values())
+        new = [stack for stack in stacks if stack.tid not in known]
+        for stack in new:
+            self._engine.add_marker_record(stack.tid, stack.record_address)
+        now = monotonic_ns()
+        self._opened.watch(known, [Seed(target.pid, each.tid, each.names, now) for each in new if each.depth], now)
 
     def _attach(self, target: Target, plan: Plan, *, expected: bool = False) -> None:
         """Attach what is planned; of files that are only `expected` nothing is counted before they are mapped."""
@@ -420,6 +436,8 @@ class Profiler:
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
         self._take_texts(self._engine.read_texts())
+        for seed in self._opened.take(events):
+            self._matcher.seed_thread(seed.pid, seed.tid, seed.names, seed.time_ns)
         for own in self._own_texts:
             self._matcher.add_texts(own)
         self._own_texts.clear()

@@ -354,6 +354,32 @@ def test_attach_in_the_middle_of_a_call(start_target: StartTarget, attach: Attac
     assert wall_ns == pytest.approx((time.monotonic() - began) * 1e9, rel=0.2)
 
 
+SHORT_THREADS = """
+import os, sys, threading, time
+import rlscope_ebpf.markers as rls
+def work():
+    with rls.operation("outer"), rls.operation("short"):
+        time.sleep(0.002)
+print("READY", os.getpid(), flush=True)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_attach_amid_short_threads(start_target: StartTarget, attach: Attach) -> None:
+    """Threads begin operations after stacks were read and end them when the profiler listens."""
+    target = start_target(sys.executable, "-c", SHORT_THREADS)
+    for _ in range(2):
+        profiler, trace = attach(target, "--duration", "1")
+        assert profiler.wait() == 0
+        document = report(trace)
+        assert operations_of(document, target.pid)["outer/short"]["count"] > 10
+        assert document["losses"]["unmatched"] == 0
+
+
 def test_library_that_comes_later_is_probed_within_a_second(start_target: StartTarget, attach: Attach) -> None:
     work = ("--seconds", "1", "--scenario", "late", "--late-wait", "1.0", "--shortest", "2000")
     target = start_target(sys.executable, TRUTH, *work, realtime=True)
