@@ -7,7 +7,7 @@ bounded, unreadable memory is left out, and nothing raises.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -89,6 +89,10 @@ REGISTRY_DTYPE: Final = np.dtype(
 
 _RECORDS_AT_ONCE: Final = 512
 _ATTEMPTS: Final = 20  # at a record whose owner keeps changing it
+# At all records together, and names read: an attach is not to wait for a registry that is damaged or made to delay it.
+_ATTEMPTS_IN_ALL: Final = 10_000
+_NAMES_IN_ALL: Final = 20_000
+_STACKS_IN_ALL: Final = 1 << 14  # as many threads as the programs follow
 
 Read = Callable[[int, int], bytes]
 """`read(address, size)`: up to `size` bytes of the target's memory; fewer, or OSError, where there is none."""
@@ -119,16 +123,17 @@ class ProcessMarkers:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-def parse_registry(read: Read, address: int) -> list[ThreadStack]:
+def parse_registry(read: Read, address: int, tids: Collection[int] | None = None) -> list[ThreadStack]:
     """Open operations of every thread that has used a marker, from the registry at `address`.
 
     Threads that have nothing open are listed with depth 0: their record may fill at any time. Empty if there is no
-    registry of a known layout at `address`.
+    registry of a known layout at `address`. With `tids`, other threads' names are not even read: a registry may have
+    records of many thousands that are gone.
     """
     registry = _registry(read, address)
     if registry is None:
         return []
-    names = _Names(read)
+    reader = _StackReader(read, tids)
     stacks = []
     remaining = min(int(registry["records"]), FIRST_CHUNK * ((1 << CHUNKS) - 1))
     for number, chunk in enumerate(registry["chunks"].tolist()):
@@ -137,7 +142,7 @@ def parse_registry(read: Read, address: int) -> list[ThreadStack]:
         if chunk:
             for start in range(0, count, _RECORDS_AT_ONCE):
                 first = chunk + start * RECORD_DTYPE.itemsize
-                stacks += _stacks(read, names, first, min(count - start, _RECORDS_AT_ONCE))
+                stacks += reader.stacks(first, min(count - start, _RECORDS_AT_ONCE))
     return stacks
 
 
@@ -193,14 +198,10 @@ def read_thread_stacks(pid: int, objects: Iterable[MappedObject]) -> list[Thread
     address = registry_address(pid, objects)
     if address is None:
         return []
-    with ProcessMemory(pid) as memory:
-        stacks = parse_registry(memory.read, address)
     tids = _thread_ids(pid)
-    return [
-        ThreadStack(tids[s.tid], s.depth, s.changes, s.names, s.record_address, s.settled)
-        for s in stacks
-        if s.tid in tids
-    ]
+    with ProcessMemory(pid) as memory:
+        stacks = parse_registry(memory.read, address, tids)
+    return [ThreadStack(tids[s.tid], s.depth, s.changes, s.names, s.record_address, s.settled) for s in stacks]
 
 
 def read_process_markers(pid: int, objects: Iterable[MappedObject]) -> ProcessMarkers | None:
@@ -220,6 +221,8 @@ class _Names(dict[int, str]):
         self._read = read
 
     def __missing__(self, address: int) -> str:
+        if len(self) >= _NAMES_IN_ALL:
+            return UNKNOWN_OPERATION
         data = _read(self._read, address, NAME_MAX + 1) if address else b""
         text, end, _ = data.partition(b"\0")
         name = text.decode("utf-8", "replace") if end else UNKNOWN_OPERATION
@@ -256,42 +259,62 @@ def _records(read: Read, address: int, count: int) -> NDArray[np.void]:
     return np.frombuffer(data, RECORD_DTYPE, min(count, len(data) // RECORD_DTYPE.itemsize))
 
 
-def _stacks(read: Read, names: _Names, first: int, count: int) -> list[ThreadStack]:
-    """Of `count` records that lie one behind the other from address `first`."""
-    records = _records(read, first, count)
-    again = _records(read, first, len(records))
-    # A second look that finds the same even number shows that nothing moved during the first.
-    common = min(len(records), len(again))
-    steady = np.zeros(len(records), bool)
-    steady[:common] = (records["changes"][:common] == again["changes"][:common]) & (
-        records["changes"][:common] % 2 == 0
-    )
-    stacks = []
-    for row in np.flatnonzero((records["tid"] != 0) | ~steady).tolist():
-        address = first + row * RECORD_DTYPE.itemsize
-        record, settled = records[row], bool(steady[row])
-        attempts = 0
-        while not settled and attempts < _ATTEMPTS:
-            attempts += 1
-            one, other = _records(read, address, 1), _records(read, address, 1)
+class _StackReader:
+    """Reads records, within limits."""
+
+    def __init__(self, read: Read, tids: Collection[int] | None) -> None:
+        self._read = read
+        self._tids = None if tids is None else np.array([0, *tids], np.uint32)  # 0: it may be getting an owner
+        self._left = _STACKS_IN_ALL
+        self._names = _Names(read)
+        self._attempts = _ATTEMPTS_IN_ALL
+
+    def stacks(self, first: int, count: int) -> list[ThreadStack]:
+        """Of `count` records that lie one behind the other from address `first`."""
+        records = _records(self._read, first, count)
+        again = _records(self._read, first, len(records))
+        # A second look that finds the same even number shows that nothing moved during the first.
+        common = min(len(records), len(again))
+        steady = np.zeros(len(records), bool)
+        steady[:common] = (records["changes"][:common] == again["changes"][:common]) & (
+            records["changes"][:common] % 2 == 0
+        )
+        stacks = []
+        for row in np.flatnonzero(self._are_wanted(records) & ((records["tid"] != 0) | ~steady)).tolist():
+            address = first + row * RECORD_DTYPE.itemsize
+            record, settled = records[row], bool(steady[row])
+            if not settled:
+                record, settled = self._settle(record, address)
+            if self._left and record["tid"] != 0 and self._are_wanted(record):
+                self._left -= 1
+                stacks.append(self._stack(record, address, settled))
+        return stacks
+
+    def _are_wanted(self, records: NDArray[np.void] | np.void) -> NDArray[np.bool_]:
+        return np.ones(np.shape(records), np.bool_) if self._tids is None else np.isin(records["tid"], self._tids)
+
+    def _settle(self, record: np.void, address: int) -> tuple[np.void, bool]:
+        """Look at a record until two looks agree, and whether they did."""
+        for _ in range(min(_ATTEMPTS, self._attempts)):
+            self._attempts -= 1
+            one, other = _records(self._read, address, 1), _records(self._read, address, 1)
             if not len(one) or not len(other):
                 break
             record = one[0]
-            settled = record["changes"] == other[0]["changes"] and record["changes"] % 2 == 0
-        if record["tid"] == 0:
-            continue
+            if record["changes"] == other[0]["changes"] and record["changes"] % 2 == 0:
+                return record, True
+        return record, False
+
+    def _stack(self, record: np.void, address: int, settled: bool) -> ThreadStack:
         depth = int(record["depth"])
-        stacks.append(
-            ThreadStack(
-                tid=int(record["tid"]),
-                depth=depth,
-                changes=int(record["changes"]),
-                names=tuple(names[pointer] for pointer in record["names"][: min(depth, MAX_DEPTH)].tolist()),
-                record_address=address,
-                settled=bool(settled),
-            )
+        return ThreadStack(
+            tid=int(record["tid"]),
+            depth=depth,
+            changes=int(record["changes"]),
+            names=tuple(self._names[pointer] for pointer in record["names"][: min(depth, MAX_DEPTH)].tolist()),
+            record_address=address,
+            settled=settled,
         )
-    return stacks
 
 
 def _thread_ids(pid: int) -> dict[int, int]:

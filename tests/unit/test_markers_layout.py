@@ -300,6 +300,48 @@ def test_names_that_cannot_be_read_are_unknown() -> None:
     assert parse_registry(reader(data), BASE)[0].names == ("(unknown)",)
 
 
+def test_names_of_other_threads_are_not_read() -> None:
+    data = memory(32)
+    for row in range(32):  # a name of its own for every thread
+        at = 0x1000 + row * layout.RECORD_DTYPE.itemsize + 64
+        data[at : at + 8] = (NAME + 8 * row).to_bytes(8, "little")
+    asked = []
+
+    def read(address: int, size: int) -> bytes:
+        asked.append(address)
+        return reader(data)(address, size)
+
+    (stack,) = parse_registry(read, BASE, {12, 99})
+    assert stack.tid == 12
+    assert [address for address in asked if address >= NAME] == [NAME + 16]
+
+
+def test_a_registry_that_is_made_to_delay_is_not_read_to_its_end() -> None:
+    """As many records as there can be, all of threads that live, none of which settles, and no name twice."""
+    first_chunk, itemsize = layout.FIRST_CHUNK, layout.RECORD_DTYPE.itemsize
+    registry = np.frombuffer(memory(), layout.REGISTRY_DTYPE, 1).copy()
+    registry["records"] = first_chunk * ((1 << layout.CHUNKS) - 1)
+    registry["chunks"][0] = CHUNK
+    names = iter(range(NAME, 1 << 62))
+    asked = 0
+
+    def read(address: int, size: int) -> bytes:
+        nonlocal asked
+        asked += 1
+        if address == BASE:
+            return registry.tobytes()
+        if size < itemsize:
+            return b"name\0"
+        rows = np.zeros(size // itemsize, layout.RECORD_DTYPE)
+        rows["tid"], rows["depth"], rows["changes"] = 10, layout.MAX_DEPTH, 1
+        low = next(names) * len(rows) * layout.MAX_DEPTH
+        rows["names"] = np.arange(low, low + len(rows) * layout.MAX_DEPTH).reshape(len(rows), -1)
+        return rows.tobytes()
+
+    assert parse_registry(read, BASE, {10})
+    assert asked < 50_000
+
+
 def test_records_end_where_memory_ends() -> None:
     data = memory(32)[: 0x1000 + 5 * layout.RECORD_DTYPE.itemsize + 100]
     assert [stack.tid for stack in parse_registry(reader(data), BASE)] == [10, 11, 12, 13, 14]
