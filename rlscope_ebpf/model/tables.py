@@ -135,7 +135,7 @@ class Losses:
     unmatched: int = 0  # ends without a begin
     healed: int = 0  # returns never seen, closed by stack pointer
     threads: int = 0  # the per-thread map was full
-    truncated_names: int = 0
+    truncated_names: int = 0  # names (not calls) of the full 127 bytes: longer ones are cut to that
     late: int = 0  # events that came after their time had been handed out
 
     def as_dict(self) -> dict[str, int]:
