@@ -159,38 +159,29 @@ static __always_inline int entered(struct pt_regs *ctx)
     } else if (action == RLS_ACT_GIL_RELEASE) {
         kind = RLS_EV_GIL_RELEASE;
         t->held = 0;
-    } else if (action == RLS_ACT_GIL_ENSURE) {
-        t->saved_held = t->saved_held << 1 | t->held;
-        if (lost_return)
-            hold(t);
+    } else if (action == RLS_ACT_GIL_ACQUIRE || action == RLS_ACT_GIL_ENSURE) {
+        /* From here on, although it may have to wait: while it sleeps it does not run Python anyhow. */
+        kind = RLS_EV_GIL_ACQUIRE;
+        if (action == RLS_ACT_GIL_ENSURE)
+            t->saved_held = t->saved_held << 1 | t->held;
+        hold(t);
     } else if (action == RLS_ACT_GIL_UNENSURE) {
         kind = RLS_EV_GIL_RELEASE;
         t->held = t->saved_held & 1;
         t->saved_held >>= 1;
-    } else if (action == RLS_ACT_GIL_ACQUIRE && (top != RLS_CAT_PYTHON || lost_return)) {
-        /* Inside a native call the moment does not matter, only that the lock is held when the call ends. */
-        hold(t);
-        skip_return = 1;
     }
     /* A call that released the interpreter on its way came from Python all the same. */
     send_change(t, tid, now, kind, site, kind == RLS_EV_CALL && t->python && !depth ? RLS_F_PYTHON : 0);
     return skip_return;
 }
 
-/* A probed function returned. */
+/* A call returned. */
 static __always_inline int returned(struct pt_regs *ctx)
 {
     u64 cookie = bpf_get_attach_cookie(ctx);
-    u32 action = RLS_COOKIE_ACTION(cookie);
     u64 now = bpf_ktime_get_ns();
-    u32 tid;
-    struct thread *t;
-    if (action == RLS_ACT_CALL) {
-        tid = (u32)bpf_get_current_pid_tgid();
-        t = threads.lookup(&tid);
-    } else {
-        t = current_thread(&tid, 0);
-    }
+    u32 tid = (u32)bpf_get_current_pid_tgid();
+    struct thread *t = threads.lookup(&tid);
     if (!t)
         return 0;
 #ifndef RLS_SESSION
@@ -199,20 +190,8 @@ static __always_inline int returned(struct pt_regs *ctx)
 #endif
     count(RLS_N_RETURNS + RLS_COOKIE_GROUP(cookie), 1);
     /* The return address has been popped; at the entry it was still there. */
-    u64 sp = ctx->sp - 8;
-    u8 kind = RLS_EV_RETURN;
-    u32 site = RLS_COOKIE_SITE(cookie);
-    u8 flags = 0;
-    if (action == RLS_ACT_CALL) {
-        drop_frames(t, tid, now, sp, RLS_KEEP_NONE, 0);
-        site = t->dropped_site;
-        if (t->dropped == t->dropped_healed)
-            flags = RLS_F_HEALED;
-    } else {
-        kind = RLS_EV_GIL_ACQUIRE;
-        hold(t);
-    }
-    send_change(t, tid, now, kind, site, flags);
+    drop_frames(t, tid, now, ctx->sp - 8, RLS_KEEP_NONE, 0);
+    send_change(t, tid, now, RLS_EV_RETURN, t->dropped_site, t->dropped == t->dropped_healed ? RLS_F_HEALED : 0);
     return 0;
 }
 

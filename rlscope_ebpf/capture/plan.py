@@ -19,7 +19,6 @@ from rlscope_ebpf.model.categories import Category
 
 _NO_FLAGS: Final = CookieFlag(0)
 ALL_GROUPS: Final = frozenset(Group)
-_RETURN_ACTIONS: Final = (Action.CALL, Action.GIL_ACQUIRE, Action.GIL_ENSURE)
 _NOTHING_RETRIED: Final = 6  # looks at the heap for a dispatcher that is not there yet
 
 
@@ -393,7 +392,7 @@ class Planner:
                 continue
             site, offset = found
             exits: Exits = (NONE, ())
-            if entry.action in _RETURN_ACTIONS:
+            if entry.action == Action.CALL:
                 exits = self._exits(function, entry, group, ends)
                 self._throws |= exits[0] != RETURN
                 if exits[0] == NONE and group == Group.REENTRY:

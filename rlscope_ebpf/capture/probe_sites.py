@@ -16,13 +16,8 @@ def probe_sites(target: ProbeTarget, *, allow_returns: bool) -> Iterator[ProbeSi
     """The sites of one function: its entry and, where they are probed, its exits.
 
     Without `allow_returns` (a seccomp filter may forbid what return probes do) ends of calls are found by the stack
-    pointer, and functions of which only the return counts are left out.
+    pointer.
     """
-    returns = target.exits == RETURN
-    if returns and not allow_returns:
-        if target.action != Action.CALL:
-            return
-        returns = False
     library = target.object.path
     yield ProbeSite(
         path=target.path,
@@ -35,7 +30,7 @@ def probe_sites(target: ProbeTarget, *, allow_returns: bool) -> Iterator[ProbeSi
         group=target.group,
         action=target.action,
         flags=target.flags,
-        returns=returns,
+        returns=allow_returns and target.exits == RETURN,
     )
     if target.exits == RET_SITES:
         for offset in target.exit_offsets:

@@ -17,10 +17,10 @@ from rlscope_ebpf.model.keys import grown
 
 Floats = NDArray[np.float64]
 
-_RETURNS = (EventKind.RETURN, EventKind.GIL_ACQUIRE)
 _ENTRIES = (
     EventKind.CALL,
     EventKind.GIL_RELEASE,
+    EventKind.GIL_ACQUIRE,
     EventKind.OP_BEGIN,
     EventKind.OP_END,
     EventKind.PHASE,
@@ -28,8 +28,9 @@ _ENTRIES = (
     EventKind.METADATA,
 )
 _COUNTS_SILENT = (EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, EventKind.GIL_ACQUIRE)
-_IS_RETURN, _IS_ENTRY, _TELLS_SILENT = (np.zeros(256, np.bool_) for _ in range(3))
-_IS_RETURN[list(_RETURNS)] = _IS_ENTRY[list(_ENTRIES)] = _TELLS_SILENT[list(_COUNTS_SILENT)] = True
+_IS_ENTRY, _TELLS_SILENT = (np.zeros(256, np.bool_) for _ in range(2))
+_IS_ENTRY[list(_ENTRIES)] = _TELLS_SILENT[list(_COUNTS_SILENT)] = True
+_ALWAYS_TELL = (Group.MARKER, Group.GIL)  # those on the interpreter lock do unless inside another call
 _SILENT_HITS = 0xFFFFFFFF  # of `arg`
 
 
@@ -70,7 +71,7 @@ class ProbeCosts:
         """What each event's hits took before its time and after it, in ns. Events that nobody hit for took nothing."""
         known = np.where(site < len(self._entry), site, 0)
         took = np.zeros((len(kind), 2))
-        entries, returns = _IS_ENTRY[kind], _IS_RETURN[kind]
+        entries, returns = _IS_ENTRY[kind], kind == EventKind.RETURN
         # An end that came with the end of a call belongs to the hit that ended the call.
         entries &= ~((kind == EventKind.OP_END) & (arg != 0))
         returns &= flags & EventFlag.HEALED == 0
@@ -95,9 +96,10 @@ class ProbeCosts:
         """The same by `Group`, shape (groups,)."""
         hits, returns = counters.hits.astype(np.float64), counters.returns.astype(np.float64)
         spent: Floats = hits @ self._silent + returns * self._costs.returned.whole
-        # An entry whose return is seen sent an event, too, and so does every marker.
+        # An entry whose return is seen sent an event, too.
         telling = np.minimum(returns, hits.sum(axis=1))
-        telling[Group.MARKER] = hits[Group.MARKER].sum()
+        for group in _ALWAYS_TELL:
+            telling[group] = hits[group].sum()
         share = hits / np.maximum(hits.sum(axis=1, keepdims=True), 1)
         event: Floats = telling * (share @ (self._whole - self._silent))
         return np.maximum(spent + event, 0)
