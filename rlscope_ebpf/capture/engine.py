@@ -190,8 +190,8 @@ class Engine:
         self._close([key for key in self._links if key[1] == group])
 
     def detach_returns(self, pid: int) -> None:
-        """Detach a process's sites with return probes, but for those on the interpreter lock. Returns at once."""
-        self._close([key for key in self._links if key[0] == pid and key[1] != Group.GIL and key[2]])
+        """Detach a process's sites with return probes. Returns at once."""
+        self._close([key for key in self._links if key[0] == pid and key[2]])
 
     def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
         """Up to `limit` events, EVENT_DTYPE."""

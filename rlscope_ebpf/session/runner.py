@@ -299,7 +299,7 @@ class Profiler:
         target.unplanned = target.watcher.poll() or []
         self._guard_returns(target, target.unplanned, loads)
         known = self._seed(target, target.start_ns)
-        follows_gil = process.allows_return_probes and Group.GIL in _groups(plans)
+        follows_gil = Group.GIL in _groups(plans)
         self._engine.add_target(
             target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil
         )
@@ -386,7 +386,7 @@ class Profiler:
         target.returning += [
             probe
             for site, probe in zip(sites, probes, strict=True)
-            if site.returns and site.group != Group.GIL and not expected
+            if site.returns and not expected
         ]
         if expected:
             target.expected = list(zip(sites, probes, strict=True))
