@@ -41,10 +41,13 @@ LOSS_LABELS: dict[str, tuple[str, str]] = {
     "threads": ("thread not followed", "threads not followed"),
     "truncated_names": ("name cut", "names cut"),
     "late": ("late event dropped", "late events dropped"),
+    "gpu_invalid": ("GPU record with impossible times", "GPU records with impossible times"),
+    "gpu_unmatched": ("GPU activity without its launch", "GPU activities without their launch"),
+    "gpu_launches": ("launch without GPU activity", "launches without GPU activity"),
 }
 """What each field of `Losses` counts, as it reads behind one and behind any other number."""
 
-HARMLESS_LOSSES = frozenset({"healed", "truncated_names"})
+HARMLESS_LOSSES = frozenset({"healed", "truncated_names", "gpu_launches"})
 """Fields of `Losses` that are counted for honesty but take nothing from the figures."""
 
 

@@ -8,6 +8,8 @@ from enum import IntEnum, IntFlag
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.model.gpu import GPU_DTYPE
+
 INTERVAL_DTYPE = np.dtype(
     [
         ("thread", "<u4"),  # ThreadInfo.id
@@ -65,8 +67,9 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "intervals": INTERVAL_DTYPE,
     "spans": SPAN_DTYPE,
     "marks": MARK_DTYPE,
+    "gpu": GPU_DTYPE,
 }
-"""Every table by its name in a trace. GPU activity adds a table here; sinks treat tables alike."""
+"""Every table by its name in a trace; sinks treat tables alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,15 @@ class Losses:
 
     events: int = 0  # the events ring was full
     texts: int = 0  # the texts ring was full
-    gpu_records: int = 0
+    gpu_records: int = 0  # GPU activity that never came: dropped by CUPTI, by the helper, or because a ring was full
     unmatched: int = 0  # ends without a begin
     healed: int = 0  # returns never seen, closed by stack pointer
     threads: int = 0  # the per-thread map was full
     truncated_names: int = 0  # names (not calls) of the full 127 bytes: longer ones are cut to that
     late: int = 0  # events that came after their time had been handed out
+    gpu_invalid: int = 0  # GPU records whose times cannot be true
+    gpu_unmatched: int = 0  # GPU activity whose launch is not known: charged to no operation
+    gpu_launches: int = 0  # launches of which no activity came: of nothing (an empty copy), or it was lost
 
     def as_dict(self) -> dict[str, int]:
         """Field name → count."""
@@ -155,6 +161,9 @@ class Counters:
     probes_attached: int = 0
     probes_armed: int = 0
     probes_shed: int = 0
+    gpu_records: int = 0  # GPU records read from the ring, launches and names included
+    gpu_matched: int = 0  # GPU activities whose launch was found
+    gpu_early: int = 0  # GPU activities that were launched before recording began
 
 
 Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo

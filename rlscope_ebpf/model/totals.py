@@ -20,6 +20,9 @@ from rlscope_ebpf.model.categories import (
     Opened,
     ThreadState,
 )
+from rlscope_ebpf.model.durations import NO_DURATIONS, Durations, DurationSum, DurationTotals
+from rlscope_ebpf.model.gpu import copy_name
+from rlscope_ebpf.model.gpu_totals import GpuTotals, work_only
 from rlscope_ebpf.model.histogram import percentiles
 from rlscope_ebpf.model.keys import LOW_HALF, Ints, KeyRows, grown, pair
 from rlscope_ebpf.model.open_operations import OpenOperations
@@ -71,7 +74,11 @@ class OperationTotal:
     overhead_ns: tuple[int, ...]  # [Category]: of the time in it, the estimated cost of probe hits
     hits: int  # probe hits charged to it
     transitions: dict[str, int]  # "python_to_backend" -> calls; kinds without calls are left out
-    gpu_ns: int = 0
+    gpu_ns: int = 0  # union of the GPU activity that it launched, whenever that ran
+    gpu_activities: int = 0  # kernels, copies and sets that it launched
+    cpu_gpu_ns: int = 0  # of the time on a CPU or waiting for one, while a GPU worked for its process
+    gpu_only_ns: int = 0  # the same of the time in which its threads slept
+    queued: Durations = NO_DURATIONS  # from launch to start, of its GPU activity
 
     @property
     def wall_ns(self) -> int:
@@ -90,17 +97,23 @@ class OperationTotal:
 
     @property
     def resources_ns(self) -> dict[str, int]:
-        """Wall time by what it kept busy: a thread that runs or waits for a CPU uses the CPU, one that sleeps nothing.
-
-        GPU activity, once there is any, moves time from cpu_only to cpu_gpu and from idle to gpu_only.
-        """
+        """Wall time by what was busy meanwhile: the CPU (a thread that waits for one counts), a GPU, both, neither."""
         return self.resources_of(self.wall_ns)
 
     def resources_of(self, wall_ns: int) -> dict[str, int]:
-        """The same of a corrected wall time: what probes took, they took of a CPU."""
+        """The same of a corrected wall time: what probes took, they took of a CPU, whether a GPU worked or not."""
         running, runnable, blocked = self.state_ns
-        on_cpu = running + runnable - (self.wall_ns - wall_ns)
-        return {"cpu_only": max(0, on_cpu), "cpu_gpu": 0, "gpu_only": 0, "idle": blocked + min(0, on_cpu)}
+        raw_on_cpu = running + runnable
+        on_cpu = raw_on_cpu - (self.wall_ns - wall_ns)
+        cpu_gpu = self.cpu_gpu_ns * max(0, on_cpu) // raw_on_cpu if raw_on_cpu else 0
+        asleep = blocked + min(0, on_cpu)
+        gpu_only = min(self.gpu_only_ns, asleep)
+        return {
+            "cpu_only": max(0, on_cpu) - cpu_gpu,
+            "cpu_gpu": cpu_gpu,
+            "gpu_only": gpu_only,
+            "idle": asleep - gpu_only,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +129,36 @@ class CallTotal:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTotal:
+    """One kernel in one process."""
+
+    pid: int
+    name: str
+    ran: Durations
+    queued: Durations  # from launch to start; nodes of a graph but for its first are left out
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTotal:
+    """Copies of one direction in one process, or (direction "set") memory that was filled."""
+
+    pid: int
+    direction: str
+    count: int
+    total_ns: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotal:
+    """One GPU as one process uses it."""
+
+    pid: int
+    index: int  # as the process numbers its devices
+    busy_ns: int  # with work of this process, several streams at once counted once
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessTotal:
     """One process."""
 
@@ -127,6 +170,7 @@ class ProcessTotal:
     total_steps: int  # 0: unknown
     steps_by_phase: dict[str, int]
     metadata: dict[str, str]
+    gpu_ns: int = 0  # time in which some GPU worked for it
 
 
 @dataclass(slots=True)
@@ -169,6 +213,11 @@ class Totals:
         self._closed: Ints = np.zeros(0, np.int64)
         self._calls = CallTotals()
         self._open = OpenOperations(self._chain)
+        self._gpu = GpuTotals()
+
+    def expect_gpu(self, expected: bool) -> None:
+        """Whether GPU activity may come; if not, a little work is saved. If it comes, it counts all the same."""
+        self._gpu.expected = expected
 
     def add(self, batch: Batch) -> None:
         """Add what one turn of a session produced."""
@@ -176,12 +225,18 @@ class Totals:
             self.define(definition)
         for table, add in (
             ("intervals", self.add_intervals), ("spans", self.add_spans), ("marks", self.add_marks),
+            ("gpu", self.add_gpu),
         ):  # fmt: skip
             rows = batch.tables.get(table)
             if rows is not None:
                 add(rows)
         self.losses, self.counters = batch.losses, batch.counters
-        self.now_ns = max(self.now_ns, batch.now_ns)
+        self.advance(batch.now_ns)
+
+    def advance(self, now_ns: int) -> None:
+        """Everything before this moment has been added, but for GPU activity that comes late."""
+        self.now_ns = max(self.now_ns, now_ns)
+        self._gpu.advance(self.now_ns)
 
     def define(self, definition: Definition) -> None:
         """Learn what an id means; a later definition of the same id replaces the earlier one."""
@@ -229,6 +284,15 @@ class Totals:
             mine = np.flatnonzero(pid == process_pid)
             self._add_marks_of(process_pid, rows[mine], kind[mine])
 
+    def add_gpu(self, rows: NDArray[np.void]) -> None:
+        """Add GPU activity (GPU_DTYPE), in any order."""
+        rows = work_only(rows)
+        for begin in range(0, len(rows), BLOCK_ROWS):
+            block = rows[begin : begin + BLOCK_ROWS]
+            for pid in np.unique(block["pid"]).tolist():
+                self._process(pid)
+            self._gpu.add(block, self._rows_of(block["pid"], block))
+
     def operations(self) -> list[OperationTotal]:
         """One for every operation path of every phase and process, in the order in which they were first seen."""
         open_now: dict[int, int] = {}
@@ -244,6 +308,12 @@ class Totals:
         hits, closed = self._hits[:size].tolist(), self._closed[:size].tolist()
         overhead = self._overhead_ns[:size].tolist()
         transitions: list[dict[str, int]] = [{} for _ in range(size)]
+        sums = self._gpu.sums()
+        gpu_ns, cpu_gpu_ns, gpu_only_ns, activities = (
+            grown(each, size).tolist()
+            for each in (sums.gpu_ns, sums.cpu_gpu_ns, sums.gpu_only_ns, self._gpu.activities)
+        )
+        queued = {row: found.durations for row, found in self._gpu.delays.entries()}
         calls = self._transitions[:size]
         at_row, at_kind = np.nonzero(calls)
         for row, kind, number in zip(at_row.tolist(), at_kind.tolist(), calls[at_row, at_kind].tolist(), strict=True):
@@ -265,6 +335,11 @@ class Totals:
                     overhead_ns=tuple(overhead[row]),
                     hits=hits[row],
                     transitions=transitions[row],
+                    gpu_ns=gpu_ns[row],
+                    gpu_activities=activities[row],
+                    cpu_gpu_ns=cpu_gpu_ns[row],
+                    gpu_only_ns=gpu_only_ns[row],
+                    queued=queued.get(row, NO_DURATIONS),
                 )
             )
         return _merged(result)
@@ -285,8 +360,51 @@ class Totals:
             for (pid, name), (count, total_ns, bins) in found.items()
         ]
 
+    def gpu_kernels(self) -> list[KernelTotal]:
+        """Kernels by process and name."""
+        ran = self._by_kernel(self._gpu.kernels)
+        queued = self._by_kernel(self._gpu.kernel_delays)
+        return [
+            KernelTotal(*key, found.durations, queued[key].durations if key in queued else NO_DURATIONS)
+            for key, found in ran.items()
+        ]
+
+    def _by_kernel(self, totals: DurationTotals) -> dict[tuple[int, str], DurationSum]:
+        """By process and name; kernels of the same name are added up."""
+        found: dict[tuple[int, str], DurationSum] = {}
+        for number, durations in totals.entries():
+            key = (number >> 32, self.kernel_name(number & int(LOW_HALF)))
+            found[key] = found[key] + durations if key in found else durations
+        return found
+
+    def gpu_copies(self) -> list[CopyTotal]:
+        """Copies by process and direction."""
+        found: dict[tuple[int, str], CopyTotal] = {}
+        for copy in self._gpu.copies():
+            key = (copy.pid, copy_name(copy.kind, copy.detail))
+            before = found.get(key, CopyTotal(*key, 0, 0, 0))
+            found[key] = CopyTotal(
+                *key, before.count + copy.count, before.total_ns + copy.total_ns, before.bytes + copy.bytes
+            )
+        return list(found.values())
+
+    def gpu_devices(self) -> list[DeviceTotal]:
+        """GPUs by process and number."""
+        devices = self._gpu.devices()
+        busy_ns = grown(self._gpu.sums().device_ns, len(devices)).tolist()
+        return sorted(
+            (DeviceTotal(pid, device, ns) for (pid, device), ns in zip(devices, busy_ns, strict=False)),
+            key=lambda device: (device.pid, device.index),
+        )
+
+    @property
+    def late_gpu(self) -> int:
+        """GPU activities that came too late for the unions: their time is missing in `gpu_ns` and `busy_ns`."""
+        return self._gpu.late
+
     def processes(self) -> list[ProcessTotal]:
         """All processes in the order in which they were defined."""
+        gpu_ns = dict(zip(self._gpu.processes(), self._gpu.sums().process_ns.tolist(), strict=False))
         steps: dict[int, dict[str, int]] = {}
         for key, count in zip(self._scopes.keys, self._steps.tolist(), strict=False):
             if count:
@@ -303,6 +421,7 @@ class Totals:
                 total_steps=process.total_steps,
                 steps_by_phase=steps.get(pid, {}),
                 metadata={self.string(key): self.string(value) for key, value in process.metadata.items()},
+                gpu_ns=gpu_ns.get(pid, 0),
             )
             for pid, process in self._processes.items()
         ]
@@ -351,6 +470,10 @@ class Totals:
             self._path_names[number] = known
         return known
 
+    def kernel_name(self, number: int) -> str:
+        """The name of a kernel by its StringInfo.id."""
+        return self.string(number) if number else UNKNOWN_OPERATION
+
     def site_name(self, number: int) -> str:
         """The function of a ProbeInfo.id, without its symbol version."""
         info = self._probes.get(number)
@@ -390,10 +513,14 @@ class Totals:
         pid = self._thread_pid[thread]
         if not pid.all():
             self._process(0)
+        return thread, self._rows_of(pid, rows)
+
+    def _rows_of(self, pid: NDArray[np.uint32], rows: NDArray[np.void]) -> Ints:
+        """Accumulator row of every row of a table."""
         scope = self._scopes.rows(pair(pid, rows["phase"]))
         row = self._rows.rows(pair(scope, rows["path"]))
         self._reserve()
-        return thread, row
+        return row
 
     def _reserve(self) -> None:
         size = len(self._rows)
@@ -421,6 +548,7 @@ class Totals:
         self._transitions[:size] += np.bincount(kind, minlength=size * _KINDS).reshape(size, _KINDS)
         self._calls.add(self._thread_pid[thread], thread, rows)
         self._open.add_intervals(thread, rows)
+        self._gpu.add_time(self._thread_pid[thread], thread, row, rows)
 
     def _add_marks_of(self, pid: int, rows: NDArray[np.void], kind: NDArray[np.uint32]) -> None:
         process = self._process(pid)
@@ -472,6 +600,10 @@ def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
         hits=left.hits + right.hits,
         transitions=kinds,
         gpu_ns=left.gpu_ns + right.gpu_ns,
+        gpu_activities=left.gpu_activities + right.gpu_activities,
+        cpu_gpu_ns=left.cpu_gpu_ns + right.cpu_gpu_ns,
+        gpu_only_ns=left.gpu_only_ns + right.gpu_only_ns,
+        queued=max(left.queued, right.queued, key=lambda queued: queued.count),
     )
 
 

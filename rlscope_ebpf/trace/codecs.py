@@ -27,13 +27,16 @@ SAMPLE_ROWS = 4096  # what the choice of `delta` looks at
 MAX_WINDOW_BYTES = 1 << 27
 
 GAP = "gap_ns"
-"""Stored in place of `start_ns` by chunks of intervals; see `FOLLOWING`."""
+"""Stored in place of `start_ns` by chunks of some tables; see `FOLLOWING`."""
 
-FOLLOWING = {"intervals": ("start_ns", "duration_ns")}
-"""Tables whose rows mostly begin where the row before ended: (start, duration), modulo 2^64.
+FOLLOWING = {"intervals": ("start_ns", "duration_ns"), "gpu": ("start_ns", "duration_ns")}
+"""Tables whose rows mostly begin where the row before ended, or soon after: (start, duration), modulo 2^64.
 
-Such a chunk is grouped by thread and stores `gap_ns[i] = start[i] - (start[i-1] + duration[i-1])` instead of the start.
+Such a chunk stores `gap_ns[i] = start[i] - (start[i-1] + duration[i-1])` instead of the start.
 """
+
+GROUPED = {"intervals": "thread", "gpu": "stream"}
+"""Tables whose chunks are grouped by a column: what is alike stands together, and rows follow one another."""
 
 STEPS = frozenset(("zstd", "shuffle", "zigzag", "delta"))
 
@@ -54,15 +57,16 @@ class ColumnEncoder:
 
     def column(self, values: NDArray[Any]) -> dict[str, Any]:
         """`dtype`, `codec` and `data` of one column."""
-        steps: list[str] = []
         narrowed = _narrow(values)
-        if _prefers_delta(narrowed):
+        steps = _transforms(narrowed)
+        if "delta" in steps:
             bits = narrowed.view(_unsigned(narrowed.dtype))
             differences = np.empty_like(bits)
             differences[0] = bits[0]
             np.subtract(bits[1:], bits[:-1], out=differences[1:])
             encoded = _zigzag(differences)
-            steps = ["zigzag", "delta"]
+        elif steps:
+            encoded = _zigzag(narrowed.view(_unsigned(narrowed.dtype)))
         else:
             encoded = narrowed
         data = encoded.tobytes()
@@ -211,7 +215,8 @@ def _stored_columns(table: str, rows: NDArray[np.void]) -> dict[str, NDArray[Any
     start, duration = FOLLOWING.get(table, ("", ""))
     if start not in names or duration not in names:
         return columns
-    order = _thread_order(columns["thread"]) if "thread" in names else None
+    group = GROUPED.get(table, "")
+    order = _order_of(columns[group]) if group in names else None
     if order is not None:
         columns = {name: np.take(values, order) for name, values in columns.items()}
     gaps = columns[start].copy()
@@ -219,13 +224,13 @@ def _stored_columns(table: str, rows: NDArray[np.void]) -> dict[str, NDArray[Any
     return {(GAP if name == start else name): (gaps if name == start else columns[name]) for name in names}
 
 
-def _thread_order(thread: NDArray[Any]) -> NDArray[np.intp] | None:
-    """The stable order by thread, or None if that is the order already."""
-    if not bool((thread[1:] < thread[:-1]).any()):
+def _order_of(group: NDArray[Any]) -> NDArray[np.intp] | None:
+    """The stable order by group, or None if that is the order already."""
+    if not bool((group[1:] < group[:-1]).any()):
         return None
-    if int(thread.max()) < 1 << 16:
-        thread = thread.astype(np.uint16)  # NumPy sorts these by radix: five times faster
-    return np.argsort(thread, kind="stable")
+    if int(group.max()) < 1 << 16:
+        group = group.astype(np.uint16)  # NumPy sorts these by radix: five times faster
+    return np.argsort(group, kind="stable")
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[Any]:
@@ -243,15 +248,22 @@ def _narrow(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
 
 
-def _prefers_delta(values: NDArray[Any]) -> bool:
-    """Whether the differences of the values are clearly smaller than the values; looks at the first few thousand."""
+def _transforms(values: NDArray[Any]) -> list[str]:
+    """The steps that make the values clearly smaller, judged by the first few thousand: those to undo them."""
     if values.dtype.kind not in "ui" or values.itemsize < 4 or len(values) < 3:
-        return False
+        return []
     sample = values[:SAMPLE_ROWS]
     bits = sample.view(_unsigned(sample.dtype))
-    plain = np.log2(1.0 + bits[1:].astype(np.float64)).sum()
-    differences = np.log2(1.0 + _zigzag(bits[1:] - bits[:-1]).astype(np.float64)).sum()
-    return bool(differences < 0.8 * plain)
+    plain = _bits_needed(bits[1:])
+    differences = _bits_needed(_zigzag(bits[1:] - bits[:-1]))
+    around_zero = _bits_needed(_zigzag(bits[1:]))
+    if min(differences, around_zero) >= 0.8 * plain:
+        return []
+    return ["zigzag", "delta"] if differences < around_zero else ["zigzag"]
+
+
+def _bits_needed(bits: NDArray[Any]) -> float:
+    return float(np.log2(1.0 + bits.astype(np.float64)).sum())
 
 
 def _zigzag(bits: NDArray[Any]) -> NDArray[Any]:

@@ -20,8 +20,11 @@ from rlscope_ebpf.model.tables import (
 )
 from rlscope_ebpf.trace.definitions import UNKNOWN
 
-REFERENCES = {"thread": "thread", "path": "path", "phase": "string", "name": "string", "site": "probe"}
-"""Column of any table → kind of definition that its values are ids of. 0 means none, except for threads."""
+REFERENCES = {
+    "pid": "process", "thread": "thread", "path": "path", "phase": "string", "name": "string", "site": "probe",
+}  # fmt: skip
+"""Column of any table → kind of definition that its values are ids of. 0 means none, except for processes, and for
+threads where no process is told beside them."""
 
 
 MARK_COLUMNS = ("kind", "a", "b")
@@ -38,7 +41,10 @@ def collect_ids(rows: NDArray[np.void], used: dict[str, set[int]]) -> None:
     names = rows.dtype.names or ()
     for column, kind in REFERENCES.items():
         if column in names:
-            used[kind].update(_distinct(rows[column]))
+            ids = _distinct(rows[column])
+            if column == "thread" and "pid" in names:
+                ids = [number for number in ids if number]
+            used[kind].update(ids)
     if all(column in names for column in MARK_COLUMNS):
         named = rows[(rows["kind"] == MarkKind.PHASE) | (rows["kind"] == MarkKind.METADATA)]
         used["string"].update(_distinct(named["a"]))
@@ -71,7 +77,7 @@ def lost_definitions(
         unnamed = max((*strings, *lost_strings), default=0) + 1
         lost_strings.add(unnamed)
     lost_threads = used["thread"] - threads.keys()
-    pids = {thread.pid for thread in threads.values()} | ({0} if lost_threads else set())
+    pids = {thread.pid for thread in threads.values()} | used["process"] | ({0} if lost_threads else set())
     lost: list[Definition] = [
         ProcessInfo(pid=pid, ppid=None, name=UNKNOWN, command=(), start_ns=start_ns)
         for pid in sorted(pids - processes.keys())

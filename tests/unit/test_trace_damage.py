@@ -83,10 +83,18 @@ def exercise(reader: TraceReader) -> None:
     """Use everything; what ids refer to must be there."""
     for name in TABLES:
         rows = reader.table(name)
-        assert set(rows["thread"].tolist()) <= reader.threads.keys()
-        for column, known in (("path", reader.paths), ("phase", reader.strings), ("site", reader.probes)):
+        nobody = {0} if "pid" in (rows.dtype.names or ()) else set()
+        assert set(rows["thread"].tolist()) <= reader.threads.keys() | nobody
+        for column, known in (
+            ("path", reader.paths),
+            ("phase", reader.strings),
+            ("site", reader.probes),
+            ("name", reader.strings),
+        ):
             if column in (rows.dtype.names or ()):
                 assert set(rows[column].tolist()) <= {0, *known}
+        if nobody:
+            assert set(rows["pid"].tolist()) <= reader.processes.keys()
     assert {thread.pid for thread in reader.threads.values()} <= reader.processes.keys()
     assert {path.name for path in reader.paths.values()} <= {0, *reader.strings}
     for path in reader.paths.values():
@@ -147,7 +155,7 @@ def test_truncated_at_every_byte(tiny: bytes, tmp_path: Path) -> None:
             exercise(reader)
             assert all(part <= whole[name] for name, part in chunk_rows(reader).items())
         rows_before = rows
-    assert rows_before == 8 + 2 + 1
+    assert rows_before == 8 + 2 + 1 + 4
 
 
 @pytest.mark.parametrize("bits", ["one", "all"])
@@ -318,7 +326,7 @@ def test_newer_minor_version_is_read(small: bytes, original: Any, tmp_path: Path
     footer = unpack_object(parts.pop())
     del footer["check"]
     unknown = pack_object({"gpu_context": 1, "thread": "not ours"})
-    footer.update(objects=footer["objects"] + 1, rows={**footer["rows"], "gpu": 7})
+    footer.update(objects=footer["objects"] + 1, rows={**footer["rows"], "future": 7})
     reader = opened(tmp_path / "a.rlscope", b"".join([parts[0], unknown, *parts[1:], pack_object(footer)]))
     assert reader is not None
     assert reader.problems == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ import trace_example
 import trace_samples as samples
 
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, Opened, ThreadState
-from rlscope_ebpf.model.tables import TABLES, MarkKind, Notice, SpanFlag
+from rlscope_ebpf.model.gpu import GpuKind
+from rlscope_ebpf.model.tables import TABLES, Counters, Losses, MarkKind, Notice, SpanFlag
 from rlscope_ebpf.trace import codecs, definitions, format, writer
 from rlscope_ebpf.trace.reader import TraceReader
 
@@ -78,6 +80,8 @@ def test_every_number_is_described() -> None:
     assert [int(number) for number in re.findall(r"\d+", intervals["opened"][1])] == list(Opened)
     assert [int(number) for number in re.findall(r"\d+", intervals["state"][1])] == list(ThreadState)
     assert [int(number) for number in re.findall(r"\d+", table_rows(section("`marks`"))["kind"][1])] == list(MarkKind)
+    kinds = [int(number) for number in re.findall(r"\d+", table_rows(section("`gpu`"))["kind"][1])]
+    assert kinds == [kind for kind in GpuKind if kind != GpuKind.LAUNCH]
     assert [int(number) for number in re.findall(r"(\d+):", table_rows(section("`spans`"))["flags"][1])] == list(
         SpanFlag
     )
@@ -120,6 +124,9 @@ def test_the_golden_trace_reads_as_it_did(version: str) -> None:
     expected = {"notices": [], **golden_trace.expected(version)}  # a version that knew no notices had none
     intervals = expected["tables"]["intervals"]
     intervals.setdefault("overhead_ns", [0] * len(intervals["thread"]))
+    expected["tables"].setdefault("gpu", {name: [] for name in TABLES["gpu"].names or ()})
+    expected["losses"] = {**Losses().as_dict(), **expected["losses"]}
+    expected["counters"] = {**dataclasses.asdict(Counters()), **expected["counters"]}
     assert golden_trace.decoded(reader) == expected
 
 

@@ -229,16 +229,16 @@ def test_a_new_table_needs_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows["share"] = np.linspace(0, 1, 300)
     rows["busy"] = np.arange(300) % 2
     path = tmp_path / "a.rlscope"
-    samples.write(path, [Batch(samples.START_NS, samples.definitions(), {"gpu": rows, "spans": samples.spans(1, 5)})])
+    samples.write(path, [Batch(samples.START_NS, samples.definitions(), {"other": rows, "spans": samples.spans(1, 5)})])
     old = TraceReader(path)  # a version that does not know the table skips it
     assert old.complete
     assert len(old.table("spans")) == 5
-    extended = {**TABLES, "gpu": dtype}
+    extended = {**TABLES, "other": dtype}
     monkeypatch.setattr(reader_module, "TABLES", extended)
     monkeypatch.setattr(model_tables, "TABLES", extended)
     reader = TraceReader(path)
     assert reader.complete
-    assert reader.table("gpu").tobytes() == rows.tobytes()
+    assert reader.table("other").tobytes() == rows.tobytes()
 
 
 def test_what_the_header_holds_is_made_plain(tmp_path: Path) -> None:

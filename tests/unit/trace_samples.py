@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.model.gpu import GPU_DTYPE, GpuKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     INTERVAL_DTYPE,
@@ -115,6 +116,29 @@ def marks(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
     return part
 
 
+def gpu(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
+    """`rows` activities on two streams, some of which overlap; every fifth has no launch."""
+    random = np.random.default_rng(seed)
+    part = np.zeros(rows, GPU_DTYPE)
+    part["kind"] = random.choice([GpuKind.KERNEL, GpuKind.COPY, GpuKind.SET, GpuKind.SYNC, GpuKind.GRAPH], rows)
+    part["pid"] = 100
+    part["name"] = np.where(part["kind"] == GpuKind.KERNEL, random.integers(1, 6, rows), 0)
+    part["device"] = random.integers(0, 2, rows)
+    part["context"] = 1
+    part["stream"] = random.choice([7, 13], rows)
+    part["graph"] = random.choice([0, 3], rows)
+    part["duration_ns"] = random.lognormal(9, 1, rows)
+    part["start_ns"] = start_ns + np.cumsum(random.integers(1_000, 30_000, rows))
+    known = np.arange(rows) % 5 > 0
+    part["thread"] = np.where(known, random.integers(1, 3, rows), 0)
+    part["path"] = np.where(known, random.integers(0, 3, rows), 0)
+    part["phase"] = random.choice([0, 3], rows)
+    part["launch_ns"] = np.where(known, part["start_ns"] - random.integers(5_000, 9_000, rows).astype("u8"), 0)
+    part["bytes"] = np.where(part["kind"] == GpuKind.COPY, random.integers(1, 1 << 33, rows), 0)
+    part["detail"] = np.where(part["kind"] == GpuKind.COPY, random.integers(1, 11, rows), 0)
+    return part
+
+
 def batches(count: int = 3, rows: int = 40) -> list[Batch]:
     """`count` batches with a notice each, one a second; process 101 ends in the last."""
     found = []
@@ -127,9 +151,12 @@ def batches(count: int = 3, rows: int = 40) -> list[Batch]:
                 "intervals": intervals(index, rows, start),
                 "spans": spans(index, rows // 4, start),
                 "marks": marks(index, rows // 8, start),
+                "gpu": gpu(index, rows // 2, start),
             },
-            losses=Losses(events=index, late=2 * index),
-            counters=Counters(received=100 * index, sent=101 * index, hits_by_class={"nop5/entry": index}),
+            losses=Losses(events=index, late=2 * index, gpu_records=3 * index, gpu_unmatched=index),
+            counters=Counters(
+                received=100 * index, sent=101 * index, hits_by_class={"nop5/entry": index}, gpu_records=index
+            ),
             notices=[f"Notice {index}."] if index != 1 else [ImportantNotice("Sleep counts as python from now on.")],
         )
         if index == count - 1:
@@ -167,8 +194,8 @@ def write(path: Path, session: Iterable[Batch] | None = None, *, finish: bool = 
 
 
 def by_thread(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """What does not depend on how threads are interleaved: each thread's rows in their order."""
-    return rows[np.argsort(rows["thread"], kind="stable")]
+    """What does not depend on how rows are grouped: each thread's, or each stream's, in their order."""
+    return rows[np.argsort(rows["stream" if "stream" in (rows.dtype.names or ()) else "thread"], kind="stable")]
 
 
 def session_tables(session: Iterable[Batch]) -> dict[str, NDArray[np.void]]:

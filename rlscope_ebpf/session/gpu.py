@@ -1,0 +1,265 @@
+"""GPU records to rows of the `gpu` table: every activity finds its launch, and with it thread, operation and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.model.gpu import GPU_DTYPE, GPU_RECORD_DTYPE, IS_WORK, GpuKind
+from rlscope_ebpf.model.keys import Ints, KeyRows, grown, pair
+from rlscope_ebpf.model.tables import Batch, Counters, Losses
+from rlscope_ebpf.session.gpu_timeline import ThreadTimelines
+from rlscope_ebpf.session.gpu_waiting import LAUNCH_DTYPE, WaitingLaunches
+from rlscope_ebpf.session.registry import Registry
+
+ACTIVITY_WAIT_NS = 5_000_000_000
+"""An activity is handed out without its launch when that has not come for so long."""
+
+MOST_ACTIVITIES = 1 << 18
+"""That wait for their launch; with more, the oldest are handed out without."""
+
+FUTURE_NS = 2_000_000_000
+"""No record can be of a time this far ahead."""
+
+MOST_NAMES = 1 << 16
+"""Kernel names per process."""
+
+_NEVER = np.iinfo(np.int64).max
+_PENDING_DTYPE = np.dtype([("record", GPU_RECORD_DTYPE), ("process", "<i8"), ("arrived_ns", "<i8")])
+
+
+class GpuMatcher:
+    """Turns the records of all processes into rows, batch by batch. Times are ns of CLOCK_MONOTONIC.
+
+    Records come in any order, up to seconds late. An activity and its launch have the same correlation id in the same
+    process; ids wrap. Thread, path and phase of a row are those of the launching thread when it made the launching
+    call. An activity whose launch does not come within `ACTIVITY_WAIT_NS` becomes a row without thread and path: if it
+    was launched before recording began it is `early`, else `unmatched`. Its phase is the process's at its start.
+    """
+
+    def __init__(self, registry: Registry, *, host_tid: Callable[[int, int], int] | None = None) -> None:
+        """`registry` gives ids to kernel names. `host_tid(pid, tid)` is the thread id as the profiler sees it, of one
+        that the process's own pid namespace numbers `tid`; without it, both are the same.
+        """
+        self.received = 0
+        self.matched = 0
+        self.early = 0
+        self._registry = registry
+        self._host_tid = host_tid
+        self._threads = ThreadTimelines()
+        self._launches = WaitingLaunches()
+        self._unplaced = np.zeros(0, _PENDING_DTYPE)  # launches of a time that has not been handed out yet
+        self._activities = np.zeros(0, _PENDING_DTYPE)
+        self._processes = KeyRows()  # pid
+        self._first_launch_ns: Ints = np.zeros(0, np.int64)  # by process
+        self._streams = KeyRows()
+        self._first_match_ns: Ints = np.zeros(0, np.int64)  # by stream: earliest start of an activity that was matched
+        self._names: dict[int, NDArray[np.uint32]] = {}  # process -> string ids by the helper's ids
+        self._lost: dict[Hashable, tuple[int, int]] = {}
+        self._invalid = 0
+        self._unmatched = 0
+
+    def losses(self, others: Losses) -> Losses:
+        """`others` with what is known here of the GPU."""
+        lost, invalid = (sum(part) for part in zip((0, 0), *self._lost.values(), strict=True))
+        return replace(
+            others,
+            gpu_records=lost,
+            gpu_invalid=invalid + self._invalid,
+            gpu_unmatched=self._unmatched,
+            gpu_launches=self._launches.unmatched,
+        )
+
+    def counters(self, others: Counters) -> Counters:
+        """`others` with the work done here."""
+        return replace(others, gpu_records=self.received, gpu_matched=self.matched, gpu_early=self.early)
+
+    def set_lost(self, source: Hashable, records: int, invalid: int = 0) -> None:
+        """Running totals of what `source` (a process's helper, the ring) could not deliver, or would not."""
+        self._lost[source] = (records, invalid)
+
+    def add_name(self, pid: int, number: int, name: str) -> None:
+        """Learn a kernel's name by the id that the helper in `pid` gave it; a later one replaces it."""
+        if not 0 < number < MOST_NAMES:
+            return
+        process = self._process(pid)
+        names = self._names[process] = grown(self._names.get(process, np.zeros(64, np.uint32)), number + 1)
+        names[number] = self._registry.string(name)
+
+    def advance(
+        self, batch: Batch, records: NDArray[np.void], pid: NDArray[np.uint32], *, read_ns: int = 0, last: bool = False
+    ) -> None:
+        """Match records (GPU_RECORD_DTYPE) of the processes `pid`, element by element.
+
+        `batch` is the session's of this turn, before it goes to the sinks: its definitions and intervals tell where
+        threads were, and it gets the rows. `read_ns`: when the records were read, if later than `batch.now_ns`.
+        `last`: nothing more comes, nothing waits any longer.
+        """
+        self._threads.define(batch.definitions)
+        intervals = batch.tables.get("intervals")
+        if intervals is not None:
+            self._threads.add(intervals)
+        batch.definitions.extend(self._registry.drain())
+        now_ns = max(batch.now_ns, read_ns)
+        pending = self._sound(records, pid, now_ns)
+        kind = pending["record"]["kind"]
+        is_launch = kind == GpuKind.LAUNCH
+        self._place(np.concatenate([self._unplaced, pending[is_launch]]), _NEVER if last else batch.now_ns, now_ns)
+        parts = [self._waits_of_the_host(pending[kind == GpuKind.SYNC])]
+        activities = np.concatenate([self._activities, pending[IS_WORK[kind]]])
+        parts += self._join(activities, now_ns, last)
+        if last:
+            self._launches.give_up()
+        else:
+            self._launches.expire(now_ns)
+        rows = np.concatenate(parts)
+        if len(rows):
+            # Mostly in order of time: that is how they are stored best, and added up fastest.
+            batch.tables["gpu"] = rows[np.argsort(rows["start_ns"], kind="stable")]
+        batch.losses = self.losses(batch.losses)
+        batch.counters = self.counters(batch.counters)
+
+    def _process(self, pid: int) -> int:
+        index = int(self._processes.rows(np.array([pid], np.uint64))[0])
+        self._reserve()
+        return index
+
+    def _reserve(self) -> None:
+        before = len(self._first_launch_ns)
+        self._first_launch_ns = grown(self._first_launch_ns, len(self._processes))
+        self._first_launch_ns[before:] = _NEVER
+
+    def _sound(self, records: NDArray[np.void], pid: NDArray[np.uint32], now_ns: int) -> NDArray[np.void]:
+        """Records with times that can be true and of a kind that is known."""
+        self.received += len(records)
+        start_ns, end_ns, kind = records["start_ns"], records["end_ns"], records["kind"]
+        sound = (start_ns > 0) & (start_ns <= end_ns) & (end_ns <= now_ns + FUTURE_NS)
+        sound &= IS_WORK[kind] | (kind == GpuKind.LAUNCH) | (kind == GpuKind.SYNC)
+        bad = len(records) - int(np.count_nonzero(sound))
+        if bad:
+            self._invalid += bad
+            records, pid = records[sound], pid[sound]
+        pending = np.empty(len(records), _PENDING_DTYPE)
+        pending["record"] = records
+        pending["process"] = self._processes.rows(pid.astype(np.uint64))
+        pending["arrived_ns"] = now_ns
+        self._reserve()
+        return pending
+
+    def _place(self, launches: NDArray[np.void], until_ns: int, now_ns: int) -> None:
+        """Find out where the launching threads were, as far as that has been handed out."""
+        start_ns = launches["record"]["start_ns"].astype(np.int64)
+        placeable = start_ns < until_ns
+        self._unplaced = launches[~placeable]
+        launches, start_ns = launches[placeable], start_ns[placeable]
+        if not len(launches):
+            return
+        process, record = launches["process"], launches["record"]
+        np.minimum.at(self._first_launch_ns, process, start_ns)
+        rows = np.zeros(len(launches), LAUNCH_DTYPE)
+        rows["key"] = pair(process, record["correlation"])
+        rows["start_ns"], rows["seen_ns"], rows["detail"] = start_ns, now_ns, record["detail"]
+        who, group = np.unique(pair(process, record["thread"]), return_inverse=True)
+        for number, key in enumerate(who.tolist()):
+            pid, tid = self._processes.keys[key >> 32], key & 0xFFFFFFFF
+            if self._host_tid is not None:
+                tid = self._host_tid(pid, tid)
+            mine = np.flatnonzero(group == number)
+            where = self._threads.at(pid, tid, start_ns[mine])
+            for name in ("thread", "path", "phase", "known"):
+                rows[name][mine] = where[name]
+        self._launches.add(rows)
+
+    def _join(self, activities: NDArray[np.void], now_ns: int, last: bool) -> list[NDArray[np.void]]:
+        record = activities["record"]
+        keys = pair(activities["process"], record["correlation"])
+        start_ns = record["start_ns"].astype(np.int64)
+        matched, launches = self._launches.match(keys, start_ns, now_ns)
+        waits = np.ones(len(activities), np.bool_)
+        waits[matched] = False
+        unknown = ~launches["known"]
+        self._unmatched += int(np.count_nonzero(unknown))
+        self.matched += len(matched) - int(np.count_nonzero(unknown))
+        self._see_streams(activities[matched], start_ns[matched])
+
+        given_up = waits if last else waits & (activities["arrived_ns"] <= now_ns - ACTIVITY_WAIT_NS)
+        excess = int(np.count_nonzero(waits & ~given_up)) - MOST_ACTIVITIES
+        if excess > 0:  # the first ones came first
+            given_up = given_up.copy()
+            given_up[np.flatnonzero(waits & ~given_up)[:excess]] = True
+        self._activities = activities[waits & ~given_up]
+        orphans = activities[given_up]
+        return [self._matched_rows(activities[matched], launches), self._orphaned_rows(orphans)]
+
+    def _matched_rows(self, activities: NDArray[np.void], launches: NDArray[np.void]) -> NDArray[np.void]:
+        rows = self._rows(activities)
+        for name in ("thread", "path", "phase"):
+            rows[name] = launches[name]
+        rows["launch_ns"] = launches["start_ns"]
+        strange = np.flatnonzero(~launches["known"])
+        rows["phase"][strange] = self._phases(activities[strange])
+        return rows
+
+    def _orphaned_rows(self, activities: NDArray[np.void]) -> NDArray[np.void]:
+        if len(activities):
+            start_ns = activities["record"]["start_ns"].astype(np.int64)
+            stream = self._streams.rows(_stream_keys(activities))
+            first_ns = self._reserved_streams()[stream]
+            first_ns = np.where(first_ns == _NEVER, self._first_launch_ns[activities["process"]], first_ns)
+            early = int(np.count_nonzero((start_ns < first_ns) & (first_ns != _NEVER)))
+            self.early += early
+            self._unmatched += len(activities) - early
+        return self._waits_of_the_host(activities)
+
+    def _waits_of_the_host(self, activities: NDArray[np.void]) -> NDArray[np.void]:
+        """Rows of what has no launch."""
+        rows = self._rows(activities)
+        rows["phase"] = self._phases(activities)
+        return rows
+
+    def _rows(self, activities: NDArray[np.void]) -> NDArray[np.void]:
+        """Rows of activities, without thread, path, phase and launch."""
+        record, process = activities["record"], activities["process"]
+        rows = np.zeros(len(activities), GPU_DTYPE)
+        if not len(rows):
+            return rows
+        rows["pid"] = np.array(self._processes.keys, np.uint32)[process]
+        for name in ("device", "context", "stream", "graph", "start_ns", "bytes", "kind", "detail"):
+            rows[name] = record[name]
+        rows["duration_ns"] = record["end_ns"] - record["start_ns"]
+        for index in np.unique(process).tolist():
+            names = self._names.get(index)
+            if names is not None:
+                mine = np.flatnonzero(process == index)
+                number = record["name"][mine]
+                rows["name"][mine] = names[np.where(number < len(names), number, 0)]
+        return rows
+
+    def _phases(self, activities: NDArray[np.void]) -> Ints:
+        """The phase of each activity's process at its start."""
+        process, start_ns = activities["process"], activities["record"]["start_ns"].astype(np.int64)
+        phases = np.zeros(len(activities), np.int64)
+        for index in np.unique(process).tolist():
+            mine = np.flatnonzero(process == index)
+            phases[mine] = self._threads.phase_at(self._processes.keys[index], start_ns[mine])
+        return phases
+
+    def _see_streams(self, activities: NDArray[np.void], start_ns: Ints) -> None:
+        if len(activities):
+            stream = self._streams.rows(_stream_keys(activities))
+            np.minimum.at(self._reserved_streams(), stream, start_ns)
+
+    def _reserved_streams(self) -> Ints:
+        before = len(self._first_match_ns)
+        self._first_match_ns = grown(self._first_match_ns, len(self._streams))
+        self._first_match_ns[before:] = _NEVER
+        return self._first_match_ns
+
+
+def _stream_keys(activities: NDArray[np.void]) -> NDArray[np.uint64]:
+    record = activities["record"]
+    context = (activities["process"] << 16) | (record["context"] & 0xFFFF)
+    return pair(context, record["stream"])

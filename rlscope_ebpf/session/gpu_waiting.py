@@ -1,0 +1,105 @@
+"""Launches that wait for their activity: a bounded table, joined by whole arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.model.gpu import GpuLaunch
+from rlscope_ebpf.model.keys import Ints
+
+LAUNCH_WAIT_NS = 60_000_000_000
+"""A launch is given up when no activity came of it for so long: much may stand before it in the queue."""
+
+MATCHED_NS = 2_000_000_000
+GRAPH_MATCHED_NS = 10_000_000_000
+"""A launch whose activity has come stays for more of it; a graph has many, over a long time."""
+
+MOST_LAUNCHES = 1 << 19
+
+SKEW_NS = 1_000_000
+"""The clocks of CPU and GPU, as CUPTI tells them, may differ by this."""
+
+_STEPS_BACK = 8
+"""How many launches with the same correlation id, which wraps, are looked at."""
+
+LAUNCH_DTYPE = np.dtype(
+    [
+        ("key", "<u8"),  # process, correlation id
+        ("start_ns", "<i8"),  # of the launching call
+        ("seen_ns", "<i8"),  # when it came, or when the latest of its activity did
+        ("thread", "<u4"),
+        ("path", "<u4"),
+        ("phase", "<u4"),
+        ("known", "?"),  # whether its thread's whereabouts are
+        ("matched", "?"),
+        ("detail", "u1"),  # GpuLaunch
+    ]
+)
+
+
+class WaitingLaunches:
+    """Launches by key; several of the same key in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.unmatched = 0
+        """Launches given up: nothing came of them."""
+        self._rows = np.zeros(0, LAUNCH_DTYPE)
+        self._keys: NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, launches: NDArray[np.void]) -> None:
+        """Add launches (LAUNCH_DTYPE)."""
+        if not len(launches):
+            return
+        keys = np.concatenate([self._keys, launches["key"]])
+        order = np.argsort(keys, kind="stable")  # two runs, mostly: linear
+        self._keys = keys[order]
+        self._rows = np.concatenate([self._rows, launches])[order]
+
+    def match(self, keys: NDArray[np.uint64], start_ns: Ints, now_ns: int) -> tuple[Ints, NDArray[np.void]]:
+        """Positions of the activities whose launch is known, and their launches (LAUNCH_DTYPE).
+
+        Of several with the same key it is the latest one before the activity's start.
+        """
+        if not len(self._rows) or not len(keys):
+            return np.zeros(0, np.int64), np.zeros(0, LAUNCH_DTYPE)
+        at = np.searchsorted(self._keys, keys, side="right") - 1
+        found = (at >= 0) & (self._keys[at] == keys)
+        launch_ns = self._rows["start_ns"]
+        wrong = np.flatnonzero(found & (launch_ns[at] > start_ns + SKEW_NS))
+        for _ in range(_STEPS_BACK):
+            if not len(wrong):
+                break
+            at[wrong] -= 1
+            found[wrong] = (at[wrong] >= 0) & (self._keys[at[wrong]] == keys[wrong])
+            wrong = wrong[found[wrong] & (launch_ns[at[wrong]] > start_ns[wrong] + SKEW_NS)]
+        found[wrong] = False
+        matched = np.flatnonzero(found)
+        rows = at[matched]
+        self._rows["matched"][rows] = True
+        self._rows["seen_ns"][rows] = now_ns
+        return matched, self._rows[rows]
+
+    def expire(self, now_ns: int) -> None:
+        """Give up what has waited long, and the oldest if there are too many."""
+        rows = self._rows
+        grace = np.where(rows["detail"] == GpuLaunch.GRAPH, GRAPH_MATCHED_NS, MATCHED_NS)
+        keep = rows["seen_ns"] >= now_ns - np.where(rows["matched"], grace, LAUNCH_WAIT_NS)
+        excess = int(np.count_nonzero(keep)) - MOST_LAUNCHES
+        if excess > 0:
+            kept = np.flatnonzero(keep)
+            keep[kept[np.argpartition(rows["start_ns"][kept], excess - 1)[:excess]]] = False
+        self._keep(keep)
+
+    def give_up(self) -> None:
+        """Nothing more comes."""
+        self._keep(np.zeros(len(self._rows), np.bool_))
+
+    def _keep(self, keep: NDArray[np.bool_]) -> None:
+        if keep.all():
+            return
+        self.unmatched += int(np.count_nonzero(~self._rows["matched"][~keep]))
+        self._rows, self._keys = self._rows[keep], self._keys[keep]
