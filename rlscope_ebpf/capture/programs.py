@@ -57,7 +57,7 @@ class Programs:
         self._settings = BpfMap(bcc, module["settings"])
         self._loads = BpfMap(bcc, module["loads"])
         self._looks = BpfMap(bcc, module["looks"])
-        self._cpus = _possible_cpus()
+        self._cpus = possible_cpus()
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool, pointer_guard: int = 0) -> None:
         """Let a process's hits through. For the rest see `struct target`."""
@@ -121,7 +121,7 @@ def _u32(value: int) -> bytes:
     return value.to_bytes(4, "little")
 
 
-def _possible_cpus() -> int:
+def possible_cpus() -> int:
     """CPUs that a per-CPU map has room for: `0-3` → 4."""
     with open("/sys/devices/system/cpu/possible") as file:
         return int(file.read().strip().replace(",", "-").split("-")[-1]) + 1

@@ -1,0 +1,184 @@
+"""Listening to the GPU helper (librlscope_cupti.so) in target processes: programs on its functions, and their rings.
+
+A program of its own, apart from the engine's: it is compiled only when there is a helper. The helper notices by the
+probes that somebody listens, and leaves by itself when they are gone: there is nothing else to tell it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.capture.bcc_import import load_bcc
+from rlscope_ebpf.capture.compiler import BCC_OPTIMISES
+from rlscope_ebpf.capture.elf import ElfFile
+from rlscope_ebpf.capture.gpu_layout import (
+    BATCH_DTYPE,
+    SYMBOLS,
+    TEXT_DTYPE,
+    HelperStatus,
+    TextKind,
+    parse_status,
+)
+from rlscope_ebpf.capture.links import ATTACH_TYPES, Link, attach
+from rlscope_ebpf.capture.programs import BpfMap, possible_cpus
+from rlscope_ebpf.capture.ring import Ring
+from rlscope_ebpf.errors import UnsupportedError
+from rlscope_ebpf.paths import probes_dir
+
+BATCH_RING_BYTES = 32 << 20
+"""Half a million records: two seconds of the fastest graph replays."""
+
+TEXT_RING_BYTES = 2 << 20
+_PAGE = 4096
+_MAX_READ = 512  # batches at a time: 8 MB
+_COUNTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBatch:
+    """Records of one process, GPU_RECORD_DTYPE, in the order in which the helper handed them out."""
+
+    pid: int
+    before: int  # records that it had handed out before them
+    records: NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuName:
+    """A kernel's name, mangled as the compiler made it; records of the process have the id."""
+
+    pid: int
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRead:
+    """What has come since the last read. `names` has every name that `batches` needs and that was not read before."""
+
+    batches: list[GpuBatch] = field(default_factory=list)
+    names: list[GpuName] = field(default_factory=list)
+    statuses: list[HelperStatus] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLosses:
+    """Running totals of what did not come through."""
+
+    lost_records: int  # the ring was full
+    unreadable_records: int
+    lost_texts: int
+
+
+class GpuCapture:
+    """Not thread-safe. `method` is an attach method of `links`. Raises UnsupportedError if BPF cannot be used."""
+
+    def __init__(self, method: str) -> None:
+        self._method = "multi" if method == "session" else method  # only entries are of interest
+        bcc = load_bcc()
+        os.environ["BCC_KERNEL_SOURCE"] = str(probes_dir())
+        flags = [
+            f"-I{probes_dir()}",
+            "-Wno-macro-redefined",
+            f"-DGPU_RING_PAGES={BATCH_RING_BYTES // _PAGE}",
+            f"-DGPU_TEXT_RING_PAGES={TEXT_RING_BYTES // _PAGE}",
+        ]
+        text = (probes_dir() / "gpu.bpf.c").read_text()
+        try:
+            self._module: Any = _compile(bcc, text, flags)
+            loaded = self._module.load_func("rls_gpu", bcc.BPF.KPROBE, attach_type=ATTACH_TYPES[self._method])
+        except Exception as error:  # BCC raises bare Exceptions
+            raise UnsupportedError(
+                f"The BPF program for GPU records could not be loaded ({error}).",
+                "Use --gpu off, or run `rlscope-ebpf doctor` to see which requirement is not met.",
+            ) from error
+        self._fd: int = loaded.fd
+        self._batches = Ring(self._module["gpu_batches"].map_fd, BATCH_RING_BYTES, BATCH_DTYPE)
+        self._texts = Ring(self._module["gpu_texts"].map_fd, TEXT_RING_BYTES, TEXT_DTYPE)
+        self._targets = BpfMap(bcc, self._module["gpu_targets"])
+        self._counters = BpfMap(bcc, self._module["gpu_counters"])
+        self._cpus = possible_cpus()
+        self._links: dict[int, Link] = {}
+
+    def attach(self, pid: int, path: str) -> None:
+        """Listen to the helper in a process; `path`: the helper's file, as it can be opened from here.
+
+        Raises ElfError if that is no helper, OSError if the kernel refuses the probes.
+        """
+        offsets, cookies = _sites(path)
+        self._targets.update(pid.to_bytes(4, "little"), bytes(8))
+        try:
+            self._links[pid] = attach(self._method, self._fd, path, offsets, cookies, pid, returns=False)
+        except OSError:
+            self._targets.delete(pid.to_bytes(4, "little"))
+            raise
+
+    def detach(self, pid: int) -> None:
+        """Listen no more; the helper leaves within a second or two. What is in the rings can still be read."""
+        link = self._links.pop(pid, None)
+        if link is not None:
+            link.close()
+
+    def read(self) -> GpuRead:
+        """What has come. Call it again at once if it returned 512 batches."""
+        found = GpuRead()
+        raw = self._batches.read(_MAX_READ)
+        texts = self._texts.read(1 << 16)  # afterwards: a name is told before the first record that has it
+        for row in raw:
+            count = min(int(row["count"]), len(row["records"]))
+            found.batches.append(GpuBatch(int(row["pid"]), int(row["before"]), row["records"][:count]))
+        for row in texts:
+            data = row["text"].tobytes()[: int(row["length"])]
+            pid = int(row["pid"])
+            if int(row["kind"]) == TextKind.NAME:
+                found.names.append(GpuName(pid, int(row["id"]), data.decode("utf-8", "replace")))
+            elif (status := parse_status(pid, data)) is not None:
+                found.statuses.append(status)
+        return found
+
+    def losses(self) -> GpuLosses:
+        """Running totals."""
+        totals = []
+        per_cpu = np.zeros(self._cpus, np.uint64)
+        for index in range(_COUNTERS):
+            known = self._counters.lookup_into(index.to_bytes(4, "little"), per_cpu)
+            totals.append(int(per_cpu.sum()) if known else 0)
+        return GpuLosses(lost_records=totals[1], unreadable_records=totals[2], lost_texts=totals[3])
+
+    def close(self) -> None:
+        """Detach and unload."""
+        for pid in list(self._links):
+            self.detach(pid)
+        self._batches.close()
+        self._texts.close()
+        self._module.cleanup()
+
+
+def _compile(bcc: Any, text: str, flags: list[str]) -> Any:
+    try:
+        return bcc.BPF(text=text, cflags=[*flags, *BCC_OPTIMISES])
+    except Exception:  # perhaps this BCC does not
+        return bcc.BPF(text=text, cflags=flags)
+
+
+def _sites(path: str) -> tuple[list[int], list[int]]:
+    """File offsets of the functions to probe, and the cookie of each. The records come last: see GpuCapture.attach."""
+    offsets = []
+    cookies = []
+    with ElfFile(path) as elf:
+        found = {function.name: function.vaddr for function in elf.exports if function.name in SYMBOLS}
+        for name, cookie in reversed(SYMBOLS.items()):
+            offset = elf.offset_of(found[name]) if name in found else None
+            if offset is None:
+                raise UnsupportedError(
+                    f"{path} is not this version's GPU helper: it has no function {name}.",
+                    "Install the same version of rlscope-ebpf for profiler and target.",
+                )
+            offsets.append(offset)
+            cookies.append(int(cookie))
+    return offsets, cookies
