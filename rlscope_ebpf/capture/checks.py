@@ -27,7 +27,7 @@ from rlscope_ebpf.capture.kernel import (
     parse_release,
 )
 from rlscope_ebpf.errors import ExitStatus, ProfilerError
-from rlscope_ebpf.paths import MARKER_LIBRARY, PACKAGE, probes_dir
+from rlscope_ebpf.paths import GPU_LIBRARY, MARKER_LIBRARY, PACKAGE, probes_dir
 
 State = Literal["ok", "failed", "warning", "info"]
 """failed: a requirement is not met. warning: it works, with a limit. info: optional, or could not be looked at."""
@@ -95,7 +95,7 @@ def check_host() -> list[Check]:
     checks.append(
         check_probe(permitted=all(check.state != "failed" for check in permissions), bcc=bcc.state != "failed")
     )
-    checks += [check_dependencies(), check_marker_library()]
+    checks += [check_dependencies(), check_marker_library(), check_gpu_helper()]
     checks += check_container()
     checks += check_gpu()
     return checks
@@ -387,6 +387,20 @@ def check_marker_library(package: Path | None = None) -> Check:
         "marker library",
         "warning",
         f"{missing} not built: operations of programs that use it here are not seen",
+        "Install it again with `pip install .` (in a checkout: `make setup`), which compiles and packs it.",
+    )
+
+
+def check_gpu_helper(package: Path | None = None) -> Check:
+    """The library that takes GPU records from CUPTI inside the target."""
+    folder = PACKAGE if package is None else package
+    if (folder / GPU_LIBRARY).is_file():
+        return Check("installation", "GPU helper", "ok", f"built, in {folder}")
+    return Check(
+        "installation",
+        "GPU helper",
+        "warning",
+        f"{GPU_LIBRARY} not built: GPU times cannot be measured, everything else works",
         "Install it again with `pip install .` (in a checkout: `make setup`), which compiles and packs it.",
     )
 

@@ -121,6 +121,13 @@ def test_marker_library(tmp_path: Path) -> None:
     assert checks.check_marker_library(tmp_path).state == "ok"
 
 
+def test_an_installation_without_the_gpu_helper(tmp_path: Path) -> None:
+    assert checks.check_gpu_helper(tmp_path).state == "warning"
+    assert "everything else works" in checks.check_gpu_helper(tmp_path).detail
+    (tmp_path / "librlscope_cupti.so").touch()
+    assert checks.check_gpu_helper(tmp_path).state == "ok"
+
+
 def test_gpu(tmp_path: Path) -> None:
     assert states(checks.check_gpu(tmp_path)) == {"libcuda": "info"}
     library = tmp_path / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
