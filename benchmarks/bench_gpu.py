@@ -63,10 +63,9 @@ def make_turns(shape: str, seconds: float) -> list[tuple[Batch, NDArray[np.void]
     kernel["start_ns"], kernel["end_ns"] = start, start + duration
     kernel["kind"], kernel["stream"], kernel["context"] = GpuKind.KERNEL, 7, 1
     kernel["graph"] = 1 if nodes > 1 else 0
-    arrives = np.concatenate([
-        launch["end_ns"] // TURN_NS + 1,
-        kernel["end_ns"] // TURN_NS + 1 + random.integers(0, LATE_TURNS, len(kernel) // 5000 + 1)[np.arange(len(kernel)) // 5000],
-    ])  # fmt: skip
+    buffer = np.arange(len(kernel)) // 5000
+    late = random.integers(0, LATE_TURNS, len(kernel) // 5000 + 1)[buffer]
+    arrives = np.concatenate([launch["end_ns"] // TURN_NS + 1, kernel["end_ns"] // TURN_NS + 1 + late])
     records = np.concatenate([launch, kernel])
     order = np.argsort(arrives, kind="stable")
     bounds = np.searchsorted(arrives[order], np.arange(1, turns + LATE_TURNS + 2))

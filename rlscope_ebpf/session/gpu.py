@@ -106,10 +106,10 @@ class GpuMatcher:
         now_ns = max(batch.now_ns, read_ns)
         pending = self._sound(records, pid, now_ns)
         kind = pending["record"]["kind"]
-        is_launch = kind == GpuKind.LAUNCH
-        self._place(np.concatenate([self._unplaced, pending[is_launch]]), _NEVER if last else batch.now_ns, now_ns)
-        parts = [self._waits_of_the_host(pending[kind == GpuKind.SYNC])]
-        activities = np.concatenate([self._activities, pending[IS_WORK[kind]]])
+        launches = np.concatenate([self._unplaced, _chosen(pending, kind == GpuKind.LAUNCH)])
+        self._place(launches, _NEVER if last else batch.now_ns, now_ns)
+        parts = [self._rows_without_launch(_chosen(pending, kind == GpuKind.SYNC))]
+        activities = np.concatenate([self._activities, _chosen(pending, IS_WORK[kind])])
         parts += self._join(activities, now_ns, last)
         if last:
             self._launches.give_up()
@@ -118,7 +118,7 @@ class GpuMatcher:
         rows = np.concatenate(parts)
         if len(rows):
             # Mostly in order of time: that is how they are stored best, and added up fastest.
-            batch.tables["gpu"] = rows[np.argsort(rows["start_ns"], kind="stable")]
+            batch.tables["gpu"] = np.take(rows, np.argsort(rows["start_ns"], kind="stable"))
         batch.losses = self.losses(batch.losses)
         batch.counters = self.counters(batch.counters)
 
@@ -141,7 +141,7 @@ class GpuMatcher:
         bad = len(records) - int(np.count_nonzero(sound))
         if bad:
             self._invalid += bad
-            records, pid = records[sound], pid[sound]
+            records, pid = _chosen(records, sound), pid[sound]
         pending = np.empty(len(records), _PENDING_DTYPE)
         pending["record"] = records
         pending["process"] = self._processes.rows(pid.astype(np.uint64))
@@ -153,8 +153,9 @@ class GpuMatcher:
         """Find out where the launching threads were, as far as that has been handed out."""
         start_ns = launches["record"]["start_ns"].astype(np.int64)
         placeable = start_ns < until_ns
-        self._unplaced = launches[~placeable]
-        launches, start_ns = launches[placeable], start_ns[placeable]
+        self._unplaced = _chosen(launches, ~placeable)
+        if len(self._unplaced):
+            launches, start_ns = _chosen(launches, placeable), start_ns[placeable]
         if not len(launches):
             return
         process, record = launches["process"], launches["record"]
@@ -183,16 +184,16 @@ class GpuMatcher:
         unknown = ~launches["known"]
         self._unmatched += int(np.count_nonzero(unknown))
         self.matched += len(matched) - int(np.count_nonzero(unknown))
-        self._see_streams(activities[matched], start_ns[matched])
+        found = np.take(activities, matched)
+        self._see_streams(found, start_ns[matched])
 
         given_up = waits if last else waits & (activities["arrived_ns"] <= now_ns - ACTIVITY_WAIT_NS)
         excess = int(np.count_nonzero(waits & ~given_up)) - MOST_ACTIVITIES
         if excess > 0:  # the first ones came first
             given_up = given_up.copy()
             given_up[np.flatnonzero(waits & ~given_up)[:excess]] = True
-        self._activities = activities[waits & ~given_up]
-        orphans = activities[given_up]
-        return [self._matched_rows(activities[matched], launches), self._orphaned_rows(orphans)]
+        self._activities = _chosen(activities, waits & ~given_up)
+        return [self._matched_rows(found, launches), self._orphaned_rows(_chosen(activities, given_up))]
 
     def _matched_rows(self, activities: NDArray[np.void], launches: NDArray[np.void]) -> NDArray[np.void]:
         rows = self._rows(activities)
@@ -200,7 +201,8 @@ class GpuMatcher:
             rows[name] = launches[name]
         rows["launch_ns"] = launches["start_ns"]
         strange = np.flatnonzero(~launches["known"])
-        rows["phase"][strange] = self._phases(activities[strange])
+        if len(strange):
+            rows["phase"][strange] = self._phases(activities[strange])
         return rows
 
     def _orphaned_rows(self, activities: NDArray[np.void]) -> NDArray[np.void]:
@@ -212,10 +214,9 @@ class GpuMatcher:
             early = int(np.count_nonzero((start_ns < first_ns) & (first_ns != _NEVER)))
             self.early += early
             self._unmatched += len(activities) - early
-        return self._waits_of_the_host(activities)
+        return self._rows_without_launch(activities)
 
-    def _waits_of_the_host(self, activities: NDArray[np.void]) -> NDArray[np.void]:
-        """Rows of what has no launch."""
+    def _rows_without_launch(self, activities: NDArray[np.void]) -> NDArray[np.void]:
         rows = self._rows(activities)
         rows["phase"] = self._phases(activities)
         return rows
@@ -257,6 +258,11 @@ class GpuMatcher:
         self._first_match_ns = grown(self._first_match_ns, len(self._streams))
         self._first_match_ns[before:] = _NEVER
         return self._first_match_ns
+
+
+def _chosen(rows: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
+    """The rows that are chosen; faster for structured arrays than indexing."""
+    return np.take(rows, np.flatnonzero(which))
 
 
 def _stream_keys(activities: NDArray[np.void]) -> NDArray[np.uint64]:

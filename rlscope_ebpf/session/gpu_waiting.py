@@ -11,9 +11,8 @@ from rlscope_ebpf.model.keys import Ints
 LAUNCH_WAIT_NS = 60_000_000_000
 """A launch is given up when no activity came of it for so long: much may stand before it in the queue."""
 
-MATCHED_NS = 2_000_000_000
-GRAPH_MATCHED_NS = 10_000_000_000
-"""A launch whose activity has come stays for more of it; a graph has many, over a long time."""
+MATCHED_NS = 10_000_000_000
+"""A launch whose activity has come stays for more of it, unless it is that of a kernel: a graph has many."""
 
 MOST_LAUNCHES = 1 << 19
 
@@ -34,7 +33,8 @@ LAUNCH_DTYPE = np.dtype(
         ("known", "?"),  # whether its thread's whereabouts are
         ("matched", "?"),
         ("detail", "u1"),  # GpuLaunch
-    ]
+    ],
+    align=True,
 )
 
 
@@ -57,7 +57,7 @@ class WaitingLaunches:
         keys = np.concatenate([self._keys, launches["key"]])
         order = np.argsort(keys, kind="stable")  # two runs, mostly: linear
         self._keys = keys[order]
-        self._rows = np.concatenate([self._rows, launches])[order]
+        self._rows = np.take(np.concatenate([self._rows, launches]), order)
 
     def match(self, keys: NDArray[np.uint64], start_ns: Ints, now_ns: int) -> tuple[Ints, NDArray[np.void]]:
         """Positions of the activities whose launch is known, and their launches (LAUNCH_DTYPE).
@@ -81,13 +81,14 @@ class WaitingLaunches:
         rows = at[matched]
         self._rows["matched"][rows] = True
         self._rows["seen_ns"][rows] = now_ns
-        return matched, self._rows[rows]
+        return matched, np.take(self._rows, rows)
 
     def expire(self, now_ns: int) -> None:
         """Give up what has waited long, and the oldest if there are too many."""
         rows = self._rows
-        grace = np.where(rows["detail"] == GpuLaunch.GRAPH, GRAPH_MATCHED_NS, MATCHED_NS)
-        keep = rows["seen_ns"] >= now_ns - np.where(rows["matched"], grace, LAUNCH_WAIT_NS)
+        matched = rows["matched"]
+        keep = rows["seen_ns"] >= now_ns - np.where(matched, MATCHED_NS, LAUNCH_WAIT_NS)
+        keep &= ~(matched & (rows["detail"] == GpuLaunch.KERNEL))
         excess = int(np.count_nonzero(keep)) - MOST_LAUNCHES
         if excess > 0:
             kept = np.flatnonzero(keep)
@@ -102,4 +103,5 @@ class WaitingLaunches:
         if keep.all():
             return
         self.unmatched += int(np.count_nonzero(~self._rows["matched"][~keep]))
-        self._rows, self._keys = self._rows[keep], self._keys[keep]
+        kept = np.flatnonzero(keep)
+        self._rows, self._keys = np.take(self._rows, kept), self._keys[kept]

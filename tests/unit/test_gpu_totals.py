@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gpu_samples as samples
 from gpu_samples import MS, PID, activities, activity
 
-from rlscope_ebpf.model import gpu_totals
+from rlscope_ebpf.model.busy_time import STRETCH_DTYPE, WINDOW_NS, BusyTime
 from rlscope_ebpf.model.categories import ThreadState
 from rlscope_ebpf.model.durations import NO_DURATIONS
 from rlscope_ebpf.model.gpu import GpuKind
-from rlscope_ebpf.model.gpu_totals import GpuTotals
 from rlscope_ebpf.model.histogram import RELATIVE_ERROR
 from rlscope_ebpf.model.tables import Definition, PathInfo, StringInfo
 from rlscope_ebpf.model.totals import CopyTotal, DeviceTotal, OperationTotal, Totals
@@ -140,25 +139,27 @@ def test_copies_by_direction() -> None:
 
 def test_what_comes_after_its_time_was_settled_is_counted() -> None:
     totals = one_thread((1, 0, 60 * S, RUN))
-    totals.add(
-        samples.batch(60 * S, gpu=activities([activity(49 * S, 52 * S, path=1), activity(10 * S, 11 * S, path=1)]))
-    )
-    settled = 60 * S - gpu_totals.WINDOW_NS
-    assert totals.late_gpu == 2, "50 s have been settled by the intervals before"
+    totals.add(samples.batch(60 * S + WINDOW_NS, samples.intervals([(1, 1, 0, 60 * S, 70 * S, RUN)])))
+    rows = [activity(59 * S, 62 * S, path=1), activity(10 * S, 11 * S, path=1), activity(63 * S, 64 * S, path=1)]
+    totals.add(samples.batch(60 * S + WINDOW_NS, gpu=activities(rows)))
+    assert totals.late_gpu == 2, "60 s have been settled"
     operation = by_name(totals)[PID, "op1"]
-    assert operation.gpu_ns == operation.resources_ns["cpu_gpu"] == 52 * S - settled
-    assert operation.gpu_activities == 2
-    assert totals.gpu_devices() == [DeviceTotal(PID, 0, 52 * S - settled)]
+    assert operation.gpu_ns == operation.resources_ns["cpu_gpu"] == 3 * S
+    assert operation.gpu_activities == 3
+    assert totals.gpu_devices() == [DeviceTotal(PID, 0, 3 * S)]
 
 
 def test_what_waits_is_bounded() -> None:
-    totals = GpuTotals(most_waiting=100)
+    busy = BusyTime(most_waiting=100)
+    busy.set_devices(np.zeros(1, np.int64))
     for n in range(100):
-        rows = activities(activity((n * 50 + k) * MS, (n * 50 + k) * MS + 1000) for k in range(50))
-        totals.add(rows, np.zeros(50, np.int64))
-        totals.advance((n + 1) * 50 * MS)
-        assert sum(len(part) for part in totals._gpu) <= 100
-    assert totals.sums().gpu_ns.tolist() == [5000 * 1000]
+        pieces = np.zeros(50, STRETCH_DTYPE)
+        pieces["start"] = (n * 50 + np.arange(50)) * MS
+        pieces["end"] = pieces["start"] + 1000
+        busy.add(pieces, gpu=True)
+        busy.advance((n + 1) * 50 * MS)
+        assert busy.waiting <= 150
+    assert busy.sums().gpu_ns.tolist() == [5000 * 1000]
 
 
 def test_times_that_no_clock_says_do_no_harm() -> None:
