@@ -21,7 +21,7 @@
 #define UNHEARD_NS 1000000000u       /* nobody has listened for so long: we leave */
 #define PATIENCE_MS 10000u
 #define FINALIZE_NS 2000000000u      /* wait so long for a call in whose exit CUPTI can be finalized */
-#define AT_EXIT_NS 500000000u        /* a program that ends waits no longer for its last records */
+#define AT_EXIT_NS 2000000000u       /* a program that ends waits no longer for its last records */
 #define EARLY_NS 10000000000u        /* what was running when we came may have started before */
 #define STACK_BYTES (1u << 20)
 

@@ -327,8 +327,9 @@ static void listener_dies(int rounds)
 /* Nobody ever comes. */
 static void nobody(int rounds)
 {
-    rlscope_gpu_start(0, 300);
-    host_await(RLSCOPE_GPU_ACTIVE);
+    rlscope_gpu_start(0, 2000);
+    while (load_acquire(rlscope_gpu_state.starts) == 0)
+        host_pause(1000000);
     for (int i = 0; i < rounds; i++)
         step();
     host_await(RLSCOPE_GPU_DORMANT);
@@ -514,8 +515,9 @@ static void many_threads(int rounds)
     for (int i = 0; i < rounds; i++) {
         CHECK(!pthread_create(&one, NULL, launch_some, NULL));
         pthread_join(one, NULL);
-        if (i % 100 == 0)
-            host_pause(150000000); /* rings of threads that have ended are free once they have been fetched */
+        /* Rings of threads that have ended are free once they have been fetched. */
+        while (i % 100 == 99 && COUNTER(launches) < (uint64_t)(i + 1) * 100 && COUNTER(lost_launches) == 0)
+            host_pause(1000000);
     }
     CHECK(COUNTER(lost_launches) == 0);
     pthread_barrier_init(&barrier, NULL, CROWD);
