@@ -132,8 +132,10 @@ def measure(shape: str, seconds: float) -> dict[str, float]:
                 asking += time.process_time() - middle
         writer.finish(SessionEnd("2026-01-01T00:01:00Z", turns[-1][0].now_ns, "detached"))
         size = path.stat().st_size
-    if batch.losses.gpu_unmatched or batch.losses.gpu_launches or totals.late_gpu:
-        raise AssertionError(f"the benchmark's records do not fit together: {batch.losses}, {totals.late_gpu} late")
+    if batch.losses.gpu_unmatched or batch.losses.gpu_launches or totals.missing().gpu_late:
+        raise AssertionError(
+            f"the benchmark's records do not fit together: {batch.losses}, {totals.missing().gpu_late} late"
+        )
     return {
         "matched": records / matching / 1e6,
         "both": records / (matching + adding) / 1e6,

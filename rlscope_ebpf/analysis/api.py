@@ -95,6 +95,24 @@ class Trace:
 
         return cuda_calls_frame(self.breakdown())
 
+    def gpu_kernels(self) -> pd.DataFrame:
+        """Count, time and time in the queue per process and GPU kernel."""
+        from rlscope_ebpf.analysis.frames import gpu_kernels_frame
+
+        return gpu_kernels_frame(self.breakdown())
+
+    def gpu_copies(self) -> pd.DataFrame:
+        """Count, time and bytes per process and direction."""
+        from rlscope_ebpf.analysis.frames import gpu_copies_frame
+
+        return gpu_copies_frame(self.breakdown())
+
+    def gpu_devices(self) -> pd.DataFrame:
+        """How long each GPU worked for each process."""
+        from rlscope_ebpf.analysis.frames import gpu_devices_frame
+
+        return gpu_devices_frame(self.breakdown())
+
     def processes(self) -> pd.DataFrame:
         """The processes of the session."""
         from rlscope_ebpf.analysis.frames import processes_frame
@@ -128,6 +146,22 @@ class Trace:
         from rlscope_ebpf.analysis.frames import marks_frame
 
         return marks_frame(self._source, self._rows("marks"))
+
+    def gpu(self) -> pd.DataFrame:
+        """Every kernel, copy and other activity of a GPU, with the operation that launched it.
+
+        About 100 bytes a row: see `gpu_chunks` for a trace that does not fit into memory.
+        """
+        from rlscope_ebpf.analysis.frames import gpu_frame
+
+        return gpu_frame(self._source, self._rows("gpu"))
+
+    def gpu_chunks(self) -> Iterator[pd.DataFrame]:
+        """The same, piece by piece, in the order of the file."""
+        from rlscope_ebpf.analysis.frames import gpu_frame
+
+        for rows in self._source.chunks("gpu"):
+            yield gpu_frame(self._source, rows)
 
     def _rows(self, table: str) -> NDArray[np.void]:
         return np.concatenate([np.zeros(0, TABLES[table]), *self._source.chunks(table)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,22 @@ from rlscope_ebpf.model.tables import (
     StringInfo,
     ThreadInfo,
 )
-from rlscope_ebpf.model.totals import INTERVAL_COLUMNS, CallTotal, OperationTotal, ProcessTotal, Totals
+from rlscope_ebpf.model.totals import (
+    INTERVAL_COLUMNS,
+    CallTotal,
+    CopyTotal,
+    DeviceTotal,
+    KernelTotal,
+    OperationTotal,
+    ProcessTotal,
+    Totals,
+)
 
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is to do in all."""
+
+FLUSH_NS = 2_000_000_000
+"""The rows of one flush are in the order of their threads; it holds no more time than this."""
 
 LOSS_LIMIT = 0.01
 """Above this share of lost events percentages are refused: what was lost need not look like what was not."""
@@ -127,11 +139,24 @@ class Process:
     end_ns: int  # its own end, or that of the session
     phases: tuple[Phase, ...]  # in the order in which they were first seen
     cuda_calls: tuple[CallTotal, ...]  # by total time
+    gpu_kernels: tuple[KernelTotal, ...] = ()  # by total time
+    gpu_copies: tuple[CopyTotal, ...] = ()  # by total time
+    gpu_devices: tuple[DeviceTotal, ...] = ()  # by number
 
     @property
     def wall_ns(self) -> int:
         """Wall time of all threads."""
         return sum(phase.wall_ns for phase in self.phases)
+
+    @property
+    def duration_ns(self) -> int:
+        """From the start of its profiling to its end."""
+        return max(0, self.end_ns - self.total.info.start_ns)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether a GPU has worked for it."""
+        return bool(self.gpu_devices)
 
     @property
     def operations(self) -> Iterator[Operation]:
@@ -188,11 +213,20 @@ class Breakdown:
 def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
     """The totals of a whole trace. `progress` counts rows of the intervals table."""
     totals = Totals()
+    totals.expect_gpu(trace.info.gpu not in ("off", "unavailable"))
     for kind in (trace.processes, trace.threads, trace.strings, trace.paths, trace.probes):
         for definition in kind.values():
             totals.define(definition)
+    gpu = _InTime(trace.chunks("gpu"))
     for rows in trace.chunks("intervals", INTERVAL_COLUMNS, progress):
         totals.add_intervals(rows)
+        reached_ns = _end_of(rows)
+        for activity in gpu.until(reached_ns):
+            totals.add_gpu(activity)
+        totals.advance(reached_ns - FLUSH_NS)
+    for activity in gpu.until(None):
+        totals.add_gpu(activity)
+        totals.advance(_end_of(activity))
     for rows in trace.chunks("spans"):
         totals.add_spans(rows)
     for rows in trace.chunks("marks"):
@@ -201,19 +235,44 @@ def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
     return totals
 
 
+class _InTime:
+    """The chunks of a table as they are due, so that no more of it is held than needed."""
+
+    def __init__(self, chunks: Iterator[NDArray[np.void]]) -> None:
+        self._chunks = chunks
+        self._next = next(chunks, None)
+
+    def until(self, time_ns: int | None) -> Iterator[NDArray[np.void]]:
+        """Those that end by then; None: all."""
+        while self._next is not None and (time_ns is None or _end_of(self._next) <= time_ns):
+            yield self._next
+            self._next = next(self._chunks, None)
+
+
+def _end_of(rows: NDArray[np.void]) -> int:
+    return int((rows["start_ns"] + rows["duration_ns"]).max(initial=0))
+
+
 def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdown:
     """Read a trace and say where the time went. `progress` counts rows of the intervals table."""
     totals = add_up(trace, progress)
     end_ns = trace.end.end_ns if trace.end is not None else max(trace.now_ns, trace.info.start_ns)
     operations: dict[int, list[OperationTotal]] = {}
     for operation in totals.operations():
-        if operation.wall_ns or operation.count or operation.hits or operation.transitions:
+        if operation.wall_ns or operation.count or operation.hits or operation.transitions or operation.gpu_activities:
             operations.setdefault(operation.pid, []).append(operation)
-    calls: dict[int, list[CallTotal]] = {}
-    for call in totals.cuda_calls():
-        calls.setdefault(call.pid, []).append(call)
+    calls, kernels, copies = totals.cuda_calls(), totals.gpu_kernels(), totals.gpu_copies()
+    devices = totals.gpu_devices()
     processes = tuple(
-        _process(process, operations.get(process.info.pid, []), calls.get(process.info.pid, []), end_ns)
+        _process(
+            process,
+            operations.get(process.info.pid, []),
+            end_ns,
+            cuda_calls=_longest_first(calls, process, lambda call: (-call.total_ns, call.name)),
+            gpu_kernels=_longest_first(kernels, process, lambda kernel: (-kernel.ran.total_ns, kernel.name)),
+            gpu_copies=_longest_first(copies, process, lambda copy: (-copy.total_ns, copy.direction)),
+            gpu_devices=_longest_first(devices, process, lambda device: (device.index, "")),
+        )
         for process in totals.processes()
     )
     counters = totals.counters
@@ -223,7 +282,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         end_ns=end_ns,
         complete=trace.complete,  # asked only now: reading the rows may have found damage
         problems=tuple(trace.problems),
-        losses=totals.losses,
+        losses=totals.missing(),
         counters=counters,
         overhead=Overhead(
             probe_hits=counters.hits,
@@ -239,9 +298,20 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
     )
 
 
-def _process(
-    total: ProcessTotal, operations: list[OperationTotal], calls: list[CallTotal], session_end_ns: int
-) -> Process:
+class _OfProcess(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+
+_Of = TypeVar("_Of", bound=_OfProcess)
+
+
+def _longest_first(found: list[_Of], process: ProcessTotal, order: Callable[[_Of], tuple[int, str]]) -> tuple[_Of, ...]:
+    """What belongs to the process, in order."""
+    return tuple(sorted((each for each in found if each.pid == process.info.pid), key=order))
+
+
+def _process(total: ProcessTotal, operations: list[OperationTotal], session_end_ns: int, **tables: Any) -> Process:
     wall_ns = sum(operation.wall_ns for operation in operations)
     names = dict.fromkeys(operation.phase for operation in operations)
     phases = tuple(
@@ -254,7 +324,7 @@ def _process(
         for name in names
     )
     end_ns = session_end_ns if total.info.end_ns is None else total.info.end_ns
-    return Process(total, end_ns, phases, tuple(sorted(calls, key=lambda call: (-call.total_ns, call.name))))
+    return Process(total, end_ns, phases, **tables)
 
 
 def _phase(name: str, totals: list[OperationTotal], steps: int, process_wall_ns: int) -> Phase:
@@ -314,7 +384,7 @@ OPERATION_COLUMNS = (
     *(f"{state.name.lower()}_ns" for state in ThreadState),
     "gpu_ns", "cpu_only_ns", "cpu_gpu_ns", "gpu_only_ns", "idle_ns",
     "corrected_wall_ns", *(f"corrected_{name}_ns" for name in CATEGORY_NAMES),
-    "hits",
+    "hits", "gpu_activities", "queue_mean_ns", "queue_p50_ns", "queue_p99_ns",
 )  # fmt: skip
 """Columns of the operations table. Times are ns, of the operation alone but for `inclusive_ns`.
 
@@ -327,9 +397,10 @@ Record = dict[str, int | float | str | tuple[str, ...] | None]
 def operation_record(process: Process, operation: Operation, *, shares: bool) -> Record:
     """One operation as a flat record: OPERATION_COLUMNS in order.
 
-    `share` is None unless `shares`; `mean_ns` is None for the untracked time.
+    `share` is None unless `shares`; `mean_ns` is None for the untracked time; what tells how long GPU activity waited
+    from its launch to its start is None where there was none.
     """
-    total, resources = operation.total, operation.total.resources_ns
+    total, resources, queued = operation.total, operation.total.resources_ns, operation.total.queued
     values = (
         process.total.info.name,
         process.total.info.pid,
@@ -351,5 +422,7 @@ def operation_record(process: Process, operation: Operation, *, shares: bool) ->
         sum(total.corrected_ns),
         *total.corrected_ns,
         total.hits,
+        total.gpu_activities,
+        *((queued.mean_ns, queued.p50_ns, queued.p99_ns) if queued.count else (None, None, None)),
     )
     return dict(zip(OPERATION_COLUMNS, values, strict=True))

@@ -20,28 +20,37 @@ from rlscope_ebpf.analysis.breakdown import (
     operation_record,
 )
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNKNOWN_OPERATION, UNTRACKED, Category, Opened, ThreadState
+from rlscope_ebpf.model.gpu import COPY_NAMES, GpuKind
 from rlscope_ebpf.model.tables import MarkKind, SpanFlag
 
 _TRANSITION_COLUMNS = (
     "process", "pid", "phase", "operation", "transition", "origin", "category", "count", "per_instance", "per_step",
 )  # fmt: skip
 _CALL_COLUMNS = ("process", "pid", "name", "count", "total_ns", "mean_ns", "p50_ns", "p99_ns")
+_KERNEL_COLUMNS = (
+    "process", "pid", "name", "count", "total_ns", "mean_ns", "p50_ns", "p99_ns",
+    "queue_mean_ns", "queue_p50_ns", "queue_p99_ns",
+)  # fmt: skip
+_COPY_COLUMNS = ("process", "pid", "direction", "count", "total_ns", "bytes")
+_DEVICE_COLUMNS = ("process", "pid", "device", "busy_ns", "busy")
 _PROCESS_COLUMNS = (
     "pid", "ppid", "name", "command", "start_ns", "end_ns", "exited", "exit_status", "threads",
-    "phase", "steps", "step", "total_steps", "wall_ns", "metadata",
+    "phase", "steps", "step", "total_steps", "wall_ns", "gpu_ns", "metadata",
 )  # fmt: skip
 
 
 def operations_frame(breakdown: Breakdown) -> pd.DataFrame:
     """One row per process, phase and operation, with OPERATION_COLUMNS.
 
-    `share` is of the process's wall time, NaN if too much was lost; `mean_ns` is NaN for the untracked time.
+    `share` is of the process's wall time, NaN if too much was lost; `mean_ns` is NaN for the untracked time. `queue_…`
+    tells how long GPU activity waited from its launch to its start; NaN where there was none.
     """
     records = [
         operation_record(process, operation, shares=not breakdown.shares_refused)
         for process, operation in _operations(breakdown)
     ]
-    frame: pd.DataFrame = _frame(records, OPERATION_COLUMNS).astype({"share": float, "mean_ns": float})
+    floats = ("share", "mean_ns", "queue_mean_ns", "queue_p50_ns", "queue_p99_ns")
+    frame: pd.DataFrame = _frame(records, OPERATION_COLUMNS).astype(dict.fromkeys(floats, float))
     return frame
 
 
@@ -91,6 +100,61 @@ def cuda_calls_frame(breakdown: Breakdown) -> pd.DataFrame:
     return _frame(records, _CALL_COLUMNS)
 
 
+def gpu_kernels_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process and kernel. `queue_…`: from launch to start, NaN where no launch is known."""
+    records = [
+        {
+            "process": process.total.info.name,
+            "pid": kernel.pid,
+            "name": kernel.name,
+            "count": kernel.ran.count,
+            "total_ns": kernel.ran.total_ns,
+            "mean_ns": kernel.ran.mean_ns,
+            "p50_ns": kernel.ran.p50_ns,
+            "p99_ns": kernel.ran.p99_ns,
+            "queue_mean_ns": kernel.queued.mean_ns if kernel.queued.count else np.nan,
+            "queue_p50_ns": kernel.queued.p50_ns if kernel.queued.count else np.nan,
+            "queue_p99_ns": kernel.queued.p99_ns if kernel.queued.count else np.nan,
+        }
+        for process in breakdown.processes
+        for kernel in process.gpu_kernels
+    ]
+    return _frame(records, _KERNEL_COLUMNS)
+
+
+def gpu_copies_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process and direction, `direction` "set" where memory was filled."""
+    records = [
+        {
+            "process": process.total.info.name,
+            "pid": copy.pid,
+            "direction": copy.direction,
+            "count": copy.count,
+            "total_ns": copy.total_ns,
+            "bytes": copy.bytes,
+        }
+        for process in breakdown.processes
+        for copy in process.gpu_copies
+    ]
+    return _frame(records, _COPY_COLUMNS)
+
+
+def gpu_devices_frame(breakdown: Breakdown) -> pd.DataFrame:
+    """One row per process and device; `busy` is the part of the process's time, 0 to 1."""
+    records = [
+        {
+            "process": process.total.info.name,
+            "pid": device.pid,
+            "device": device.index,
+            "busy_ns": device.busy_ns,
+            "busy": device.busy_ns / process.duration_ns if process.duration_ns else 0.0,
+        }
+        for process in breakdown.processes
+        for device in process.gpu_devices
+    ]
+    return _frame(records, _DEVICE_COLUMNS)
+
+
 def processes_frame(breakdown: Breakdown) -> pd.DataFrame:
     """One row per process."""
     records = [
@@ -109,6 +173,7 @@ def processes_frame(breakdown: Breakdown) -> pd.DataFrame:
             "step": process.total.step,
             "total_steps": process.total.total_steps,
             "wall_ns": process.wall_ns,
+            "gpu_ns": process.total.gpu_ns,
             "metadata": process.total.metadata,
         }
         for process in breakdown.processes
@@ -174,6 +239,39 @@ def marks_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
             "total": _nullable(rows["b"], progress & (rows["b"] != 0)),
             "key": _categorical(np.where(metadata, rows["a"], 0), texts),
             "text": _categorical(text_id, texts),
+        }
+    )
+    return frame
+
+
+def gpu_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
+    """Rows of the gpu table: one per activity of a GPU, and per wait of the host (`kind` "sync", without `tid`).
+
+    `operation` and `phase` are those in which it was launched; `tid` is 0, `launch_ns` and `queued_ns` are <NA> where
+    the launch is not known; `direction` is that of copies.
+    """
+    known = rows["launch_ns"] != 0
+    start_ns = rows["start_ns"].astype(np.int64)
+    kind = rows["kind"]
+    copies = kind == GpuKind.COPY
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": start_ns,
+            "duration_ns": rows["duration_ns"].astype(np.int64),
+            "pid": rows["pid"].astype(np.int64),
+            "tid": _threads(trace, rows["thread"])["tid"],
+            "phase": _categorical(rows["phase"], phase_names(trace)),
+            "operation": _categorical(rows["path"], operation_names(trace)),
+            "kind": _categorical(kind, {int(each): each.name.lower() for each in GpuKind}),
+            "name": _categorical(rows["name"], {**phase_names(trace), 0: ""}),
+            "direction": _categorical(np.where(copies, rows["detail"], 256), {**COPY_NAMES, 256: ""}),
+            "bytes": rows["bytes"].astype(np.int64),
+            "launch_ns": _nullable(rows["launch_ns"], known),
+            "queued_ns": _nullable((start_ns - rows["launch_ns"].astype(np.int64)).view(np.uint64), known),
+            "device": rows["device"].astype(np.int64),
+            "context": rows["context"].astype(np.int64),
+            "stream": rows["stream"].astype(np.int64),
+            "graph": rows["graph"].astype(np.int64),
         }
     )
     return frame

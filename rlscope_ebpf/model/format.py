@@ -43,6 +43,7 @@ LOSS_LABELS: dict[str, tuple[str, str]] = {
     "late": ("late event dropped", "late events dropped"),
     "gpu_invalid": ("GPU record with impossible times", "GPU records with impossible times"),
     "gpu_unmatched": ("GPU activity without its launch", "GPU activities without their launch"),
+    "gpu_late": ("GPU activity known too late", "GPU activities known too late"),
     "gpu_launches": ("launch without GPU activity", "launches without GPU activity"),
 }
 """What each field of `Losses` counts, as it reads behind one and behind any other number."""

@@ -142,6 +142,7 @@ class Losses:
     late: int = 0  # events that came after their time had been handed out
     gpu_invalid: int = 0  # GPU records whose times cannot be true
     gpu_unmatched: int = 0  # GPU activity whose launch is not known: charged to no operation
+    gpu_late: int = 0  # GPU activity told of so late that its time is missing in unions; whoever adds up counts it
     gpu_launches: int = 0  # launches of which no activity came: of nothing (an empty copy), or it was lost
 
     def as_dict(self) -> dict[str, int]:

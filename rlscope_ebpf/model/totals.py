@@ -6,7 +6,7 @@ as one batch sums up to less than 2^53 ns (104 days).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -397,10 +397,9 @@ class Totals:
             key=lambda device: (device.pid, device.index),
         )
 
-    @property
-    def late_gpu(self) -> int:
-        """GPU activities that came too late for the unions: their time is missing in `gpu_ns` and `busy_ns`."""
-        return self._gpu.late
+    def missing(self) -> Losses:
+        """`losses` with what was noticed here: GPU activity whose time is missing in `gpu_ns` and `busy_ns`."""
+        return replace(self.losses, gpu_late=self._gpu.late)
 
     def processes(self) -> list[ProcessTotal]:
         """All processes in the order in which they were defined."""

@@ -142,7 +142,7 @@ def test_what_comes_after_its_time_was_settled_is_counted() -> None:
     totals.add(samples.batch(60 * S + WINDOW_NS, samples.intervals([(1, 1, 0, 60 * S, 70 * S, RUN)])))
     rows = [activity(59 * S, 62 * S, path=1), activity(10 * S, 11 * S, path=1), activity(63 * S, 64 * S, path=1)]
     totals.add(samples.batch(60 * S + WINDOW_NS, gpu=activities(rows)))
-    assert totals.late_gpu == 2, "60 s have been settled"
+    assert totals.missing().gpu_late == 2, "60 s have been settled"
     operation = by_name(totals)[PID, "op1"]
     assert operation.gpu_ns == operation.resources_ns["cpu_gpu"] == 3 * S
     assert operation.gpu_activities == 3
@@ -247,7 +247,7 @@ def test_against_sets_of_moments(
             for moment in range(task.start, task.start + task.length)
         }
 
-    assert totals.late_gpu == 0
+    assert totals.missing().gpu_late == 0
     names = {0: "", 1: "op1", 2: "op2", 3: "op3"}
     found = by_name(totals)
     for pid in (100, 200):
