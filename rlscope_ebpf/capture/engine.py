@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.capture.closing import Closer
 from rlscope_ebpf.capture.compiler import CompiledPrograms, compile_programs
 from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, SiteClass, make_cookie
 from rlscope_ebpf.capture.counters import ProbeCounters
@@ -49,7 +49,7 @@ class Engine:
         self.method = method
         self._programs = Programs(compile_programs(method) if compiled is None else compiled)
         self._links: dict[tuple[int, Group, bool], list[Link]] = defaultdict(list)  # by process, group, `returns`
-        self._closers: list[threading.Thread] = []
+        self._closer = Closer()
         self._pids: set[int] = set()
         self._watched: set[int] = set()
         # By process, file, group and offset: functions that end in the same code share its exits.
@@ -211,16 +211,24 @@ class Engine:
 
     def detach(self) -> None:
         """Take every probe away; what is in the rings can still be read."""
+        self.begin_detach()
+        self.wait_until_detached()
+
+    def begin_detach(self) -> None:
+        """Begin to take every probe away. Returns at once."""
         self._close(list(self._links))
-        if self._tracepoints:
-            self._tracepoints.close()
-            self._tracepoints = None
-        if self._ticks:
-            self._ticks.close()
-            self._ticks = None
-        for closer in self._closers:
-            closer.join()
-        self._closers.clear()
+        others = [link for link in (self._tracepoints, self._ticks) if link is not None]
+        self._tracepoints = self._ticks = None
+        self._closer.add(others)
+
+    def wait_until_detached(self, seconds: float | None = None) -> bool:
+        """Wait until what was to be taken away is; whether it is."""
+        return self._closer.wait(seconds)
+
+    @property
+    def probes_to_detach(self) -> int:
+        """Probes that are being taken away."""
+        return self._closer.left
 
     def forget_targets(self) -> None:
         """Be as if nothing had been attached yet."""
@@ -239,13 +247,10 @@ class Engine:
         self._programs.close()
 
     def _close(self, keys: Sequence[tuple[int, Group, bool]]) -> None:
-        """Close links, each in a thread of its own: the kernel's waits then overlap, and nobody else waits."""
+        """Close links in the background: the kernel's waits then overlap, and nobody else waits."""
         gone = {(pid, group) for pid, group, returns in keys if not returns}
         self._exits = {end for end in self._exits if (end[0], end[2]) not in gone}
-        for link in [link for key in keys for link in self._links.pop(key)]:
-            closer = threading.Thread(target=link.close, name="detach", daemon=True)
-            closer.start()
-            self._closers.append(closer)
+        self._closer.add(link for key in keys for link in self._links.pop(key))
 
 
 _BREAKPOINT = 0xCC

@@ -83,6 +83,15 @@ class Link:
     """Attached probes; closing detaches them."""
 
     fds: list[int]
+    probes: int = 1
+
+    def pieces(self) -> list[Link]:
+        """What can be closed by itself; this link is empty then."""
+        each = len(self.fds) // self.probes
+        if each < 1:
+            return [self]
+        fds, self.fds = self.fds, []
+        return [Link(fds[first : first + each]) for first in range(0, len(fds), each)]
 
     def close(self) -> None:
         """Detach."""
@@ -101,7 +110,7 @@ def attach(
     """
     if method == "perf":
         return _attach_perf(prog_fd, path, offsets, cookies, pid, returns)
-    return Link([_attach_multi(method, prog_fd, path, offsets, cookies, pid, returns)])
+    return Link([_attach_multi(method, prog_fd, path, offsets, cookies, pid, returns)], len(offsets))
 
 
 def _attach_multi(
@@ -131,7 +140,7 @@ def _attach_perf(
     # the program runs for every thread that shares it. No other process ever gets a return probe from us.
     kind, return_bit = _uprobe_pmu()
     name = ctypes.create_string_buffer(os.fsencode(path))
-    link = Link([])
+    link = Link([], len(offsets))
     try:
         config = 1 << return_bit if returns else 0
         address = ctypes.addressof(name)

@@ -31,8 +31,11 @@ class Progress:
 
     def show(self, snapshot: Snapshot) -> None:
         """Write the state of a capture."""
+        self.show_line(describe(snapshot))
+
+    def show_line(self, line: str) -> None:
+        """Write a line that the next one replaces."""
         self._next = time.monotonic() + self._period_s
-        line = describe(snapshot)
         if self._on_terminal:
             line = fmt.shorten(line, shutil.get_terminal_size().columns - 1)
             self._write("\r" + line.ljust(self._width))

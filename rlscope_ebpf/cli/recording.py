@@ -22,6 +22,7 @@ import click
 from rlscope_ebpf.cli.progress import Progress
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.live.model import LiveModel
+from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.session.options import CaptureOptions, default_trace_path
@@ -39,6 +40,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 INTERRUPT_GRACE_S = 3.0
 """After Ctrl-C a command of `run`, which gets it from the terminal, too, is still watched for so long as it ends."""
+
+DETACH_PATIENCE_S = 1.0
+"""Probes that need longer to go are talked about."""
 
 FOLLOW_NOTICE = "Children of the target are not followed by this version: name each of them with --pid."
 
@@ -209,11 +213,12 @@ def record(
                 profiler.attach()
                 interruptions.begin()
                 recording = _conduct(profiler, writer, command, interruptions)
+                _print_summary(recording)
+                _show_detaching(profiler)
         except BaseException:
             if writer is not None:
                 writer.close() if writer.bytes_written else writer.discard()
             raise
-        _print_summary(recording)
     return recording
 
 
@@ -294,11 +299,23 @@ def _show_progress(
             break
     progress.close()
     if thread.is_alive():
-        progress.say("Detaching and finishing.")
+        progress.say("Finishing.")
         thread.stop.set()
         _join(thread)
     for notice in source.new_notices():
         progress.say(notice)
+
+
+def _show_detaching(profiler: Profiler) -> None:
+    """Wait until all probes are gone. What was captured is safe by then; some kernels need minutes for many probes."""
+    if profiler.wait_until_detached(DETACH_PATIENCE_S):
+        return
+    progress = Progress(sys.stderr)
+    progress.say(f"Taking {fmt.plural_exact(profiler.probes_to_detach, 'probe')} away; the target runs on meanwhile.")
+    while not profiler.wait_until_detached(TICK_S):
+        if progress.is_due():
+            progress.show_line(f"{fmt.plural_exact(profiler.probes_to_detach, 'probe')} left")
+    progress.say("All probes are gone.")
 
 
 def _opening(options: CaptureOptions, command: LaunchedCommand | None) -> str:

@@ -69,6 +69,9 @@ _TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
 
 _FIRST = frozenset({Group.MARKER, Group.GATE})
 
+_DRAIN_LOOKS = 50
+"""How often the end of a session looks for an event that a preempted thread has not finished."""
+
 GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls are."
 
 
@@ -173,7 +176,10 @@ class Profiler:
         self.info = self._session_info(start_ns)
 
     def run(self, stop: threading.Event) -> SessionEnd:
-        """Capture until `stop` is set, the duration is over or every target has ended. Then detach and finish."""
+        """Capture until `stop` is set, the duration is over or every target has ended. Then finish the sinks.
+
+        Probes are then taken away in the background.
+        """
         if self.info is None:
             raise RuntimeError("attach first")
         for sink in self.sinks:
@@ -204,7 +210,17 @@ class Profiler:
         end = SessionEnd(ended_at=_rfc3339(), end_ns=end_ns, reason=reason)
         for sink in self.sinks:
             sink.finish(end)
+        self._engine.begin_detach()
         return end
+
+    @property
+    def probes_to_detach(self) -> int:
+        """Probes that are still being taken away once `run` has ended; `close` waits for them."""
+        return self._loaded.probes_to_detach if self._loaded else 0
+
+    def wait_until_detached(self, seconds: float) -> bool:
+        """Wait until they are gone; whether they are."""
+        return self._loaded.wait_until_detached(seconds) if self._loaded else True
 
     def close(self) -> None:
         """Detach from everything. Safe to call twice."""
@@ -560,16 +576,20 @@ class Profiler:
             self.notices.append(notice)
 
     def _drain(self, reason: str) -> int:
-        """Detach, read what is left, close what is open. Returns the end of the session."""
-        # Detaching takes a while, and probes go one after the other: the session ends before the first of them does.
+        """Read what is left, close what is open. Returns the end of the session."""
+        # Detaching takes a while, with some methods minutes, and probes go one after the other: the session ends, and
+        # its sinks are finished, before the first of them does.
         end_ns = monotonic_ns()
         self._look_at_rules(complain=True)
-        self._engine.detach()
-        while self._engine.pending_events():
+        time.sleep(2 * SETTLE_NS / 1e9)
+        everything = self._received + self._engine.pending_events()  # but for what comes from now on
+        patience = _DRAIN_LOOKS
+        while self._received < everything and patience:
             before = self._received
             self._turn(end_ns - SETTLE_NS, end_ns)
-            if self._received == before:  # a program was stopped in the middle of a record: nothing more comes
-                break
+            if self._received == before:  # an event is still being written
+                patience -= 1
+                time.sleep(SETTLE_NS / 1e9)
         ends = [target.end_ns for target in self._targets.values()]
         if reason == "exited":
             end_ns = max(end for end in ends if end is not None)

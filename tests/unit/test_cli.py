@@ -296,6 +296,29 @@ def test_signals_finish_the_trace(number: signal.Signals, tmp_path: Path, target
     assert errors.count("One probe was not armed.") == 1
 
 
+def test_trace_and_summary_do_not_wait_for_probes_to_go(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
+    trace, gone = tmp_path / "a.rlscope", tmp_path / "gone"
+    words = command("attach", "--pid", str(target.pid), "-o", str(trace), "--duration", "0.2")
+    with subprocess.Popen(
+        words, env=environment(FAKE_DETACHED_FILE=str(gone)), stdout=-1, stderr=-1, text=True
+    ) as profiler:
+        assert profiler.stderr is not None
+        assert profiler.stdout is not None
+        try:
+            said = next(line for line in profiler.stderr if line.startswith("Taking "))
+            assert said == "Taking 7 probes away; the target runs on meanwhile.\n"
+            from rlscope_ebpf.trace.reader import TraceReader
+
+            assert TraceReader(trace).complete
+            assert f"(process {target.pid})" in profiler.stdout.readline()
+            assert profiler.poll() is None
+        finally:
+            gone.touch()
+        _, errors = profiler.communicate(timeout=30)
+    assert errors.endswith("All probes are gone.\n")
+    assert profiler.returncode == 0
+
+
 def test_nohup_is_respected(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
     words = command("attach", "--pid", str(target.pid), "--no-trace", "--duration", "1")
     with subprocess.Popen(["nohup", *words], env=environment(), stdout=-1, stderr=-1, text=True) as profiler:
