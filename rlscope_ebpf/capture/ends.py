@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -10,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.cookie import Group
-from rlscope_ebpf.capture.elf import ElfError, ElfFile
-from rlscope_ebpf.capture.exits import Code, CodeSource, ExitFinder
+from rlscope_ebpf.capture.elf import ElfError, ElfFile, Function
+from rlscope_ebpf.capture.exits import Code, CodeSource, ExitFinder, Jump
+from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.objects import C_LIBRARIES, Exits, KnownObject
 from rlscope_ebpf.capture.selection import Chosen
 from rlscope_ebpf.capture.stubs import stub_targets
@@ -21,6 +24,8 @@ RET_SITES: Final = "ret_sites"
 NONE: Final = "none"
 
 _SCAN_BUDGET: Final = 24 << 20  # bytes of code of one file disassembled for its exits
+_OWNERS: Final = 4  # objects that export a function of one name
+_TAIL_DEPTH: Final = 4  # tail calls from file to file
 
 # Functions of the C library that call what they are given, or unwind the stack.
 _CALL_BACK: Final = frozenset(
@@ -113,6 +118,12 @@ class _CodeMap:
         order = np.argsort(slots)
         return slots[order].astype(np.int64), targets[order].astype(np.int64)
 
+    def import_of(self, jump: Jump) -> str | None:
+        """The imported function behind a jump."""
+        if jump.slot is not None:
+            return self._slots.get(jump.slot)
+        return None if jump.target is None else self._stubs.get(jump.target)
+
     def slot_throws(self, slot: int) -> bool:
         """Whether the function imported through a slot may throw."""
         return self._slots.get(slot) not in self._harmless
@@ -127,20 +138,39 @@ def code_source(elf: ElfFile, harmless: frozenset[str]) -> CodeSource:
     return _CodeMap(elf, harmless)
 
 
-class Ends:
-    """Finds out how the ends of one object's functions can be seen without harm."""
+@dataclass(frozen=True, slots=True)
+class ExitSite:
+    """An instruction by which a function of another file is left."""
 
-    def __init__(self, known: KnownObject, all_objects: Iterable[KnownObject]) -> None:
-        self._known = known
-        self._all = all_objects
-        self._over_budget = 0
-        self._unknown = 0
+    object: MappedObject
+    path: str  # to open the file from here
+    offset: int  # in the file
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the end of a function of a process is seen."""
+
+    kind: str  # RETURN, RET_SITES or NONE
+    offsets: tuple[int, ...] = ()  # in its own file
+    far: tuple[ExitSite, ...] = ()
+
+
+class Ends:
+    """Finds out how the ends of functions can be seen without harm. For one plan: the objects' files are open."""
+
+    def __init__(self, objects: Collection[KnownObject]) -> None:
+        self._objects = objects
+        self._finders: dict[ObjectKey, ExitFinder] = {}
+        self._exports: dict[ObjectKey, dict[str, Function]] = {}
+        self._over_budget: Counter[ObjectKey] = Counter()
+        self._unknown: Counter[ObjectKey] = Counter()
 
     @cached_property
     def _harmless(self) -> frozenset[str]:
         """Functions of the C library and of the interpreter, which let no exception pass."""
         names: set[str] = set()
-        for known in self._all:
+        for known in self._objects:
             facts = known.facts
             if facts is None or not (
                 known.mapped.name.startswith(C_LIBRARIES) or (not facts.uses_cxx and known.defines("PyEval_SaveThread"))
@@ -152,62 +182,101 @@ class Ends:
                 continue
         return frozenset(names - _CALL_BACK)
 
-    def cheapest(self, function: Chosen) -> Exits:
+    def cheapest(self, known: KnownObject, function: Chosen) -> End:
         """A return probe if the function's code shows that nothing can throw there, else what `sites` gives."""
-        return self._look(function, avoid_returns=False)
+        exits = self._look(known, function.vaddr, function.size, avoid_returns=False)
+        return End(RETURN) if exits.kind == RETURN else self._end(known, exits)
 
-    def sites(self, function: Chosen) -> Exits:
-        """The file offsets at which the function is left; NONE if they cannot be told for certain."""
-        return self._look(function, avoid_returns=True)
+    def sites(self, known: KnownObject, function: Chosen) -> End:
+        """The instructions by which the function is left; NONE if they cannot be told for certain."""
+        return self._end(known, self._look(known, function.vaddr, function.size, avoid_returns=True))
 
-    def notes(self, group: Group) -> list[str]:
-        """What to tell the user of the functions asked for."""
-        name = self._known.mapped.name
+    def notes(self, known: KnownObject, group: Group) -> list[str]:
+        """What to tell the user of the functions of an object asked for since the last call."""
+        name = known.mapped.name
+        over_budget = self._over_budget.pop(known.mapped.key, 0)
+        unknown = self._unknown.pop(known.mapped.key, 0)
         if group == Group.REENTRY:
-            if not self._unknown + self._over_budget:
+            if not unknown + over_budget:
                 return []
             return [
                 f"Where {name} leaves Python's frames cannot be told: Python code called from native code counts as "
                 "part of the native call."
             ]
         notes = []
-        if self._over_budget:
+        if over_budget:
             notes.append(
-                f"{name} has too much code to find where each function returns: {self._over_budget} of its functions "
-                "are watched at their entry only."
+                f"{name} has too much code to find where each function returns: {over_budget} of its functions are "
+                "watched at their entry only."
             )
-        if self._unknown:
+        if unknown:
             notes.append(
-                f"Where {self._unknown} functions of {name} return cannot be told for certain: they are watched at "
-                "their entry only, and a call of them counts until the next probe is hit."
+                f"Where {unknown} functions of {name} return cannot be told for certain: they are watched at their "
+                "entry only, and a call of them counts until the next probe is hit."
             )
         return notes
 
-    def _look(self, function: Chosen, *, avoid_returns: bool) -> Exits:
-        facts = self._known.facts
+    def _end(self, known: KnownObject, exits: Exits) -> End:
+        far = self._far(exits, 0) if exits.kind == RET_SITES else None
+        if far is None:
+            if known.mapped.key not in self._finders or self._finders[known.mapped.key].scanned <= _SCAN_BUDGET:
+                self._unknown[known.mapped.key] += 1
+            else:
+                self._over_budget[known.mapped.key] += 1
+            return End(NONE)
+        return End(RET_SITES, exits.offsets, tuple(dict.fromkeys(far)))
+
+    def _far(self, exits: Exits, depth: int) -> list[ExitSite] | None:
+        """Where the tail calls of functions in other files end; None if that cannot be told."""
+        found: list[ExitSite] = []
+        for name in sorted(exits.tail_calls):
+            owners = [known for known in self._objects if known.defines(name)]
+            # Which of several is called is not looked into: what the others' sites see is no end of this call.
+            if not owners or len(owners) > _OWNERS or depth > _TAIL_DEPTH:
+                return None
+            for owner in owners:
+                function = self._exported(owner, name)
+                if function is None:
+                    return None
+                size = owner.elf.size_of(function)
+                ways = self._look(owner, function.vaddr, size, avoid_returns=True)
+                further = self._far(ways, depth + 1) if ways.kind == RET_SITES else None
+                if further is None:
+                    return None
+                found += [ExitSite(owner.mapped, owner.path or "", offset) for offset in ways.offsets]
+                found += further
+        return found
+
+    def _exported(self, known: KnownObject, name: str) -> Function | None:
+        if known.mapped.key not in self._exports:
+            try:
+                self._exports[known.mapped.key] = {function.name: function for function in known.elf.exports}
+            except ElfError:
+                self._exports[known.mapped.key] = {}
+        return self._exports[known.mapped.key].get(name)
+
+    def _look(self, known: KnownObject, vaddr: int, size: int, *, avoid_returns: bool) -> Exits:
+        facts = known.facts
         assert facts is not None
-        key = (function.vaddr, avoid_returns)
+        key = (vaddr, avoid_returns)
         if key not in facts.exits:
-            if self._finder.scanned > _SCAN_BUDGET:
-                self._over_budget += 1
-                return NONE, ()
-            facts.exits[key] = self._scan(function, avoid_returns)
-        self._unknown += facts.exits[key][0] == NONE
+            if known.mapped.key not in self._finders:
+                self._finders[known.mapped.key] = ExitFinder(code_source(known.elf, self._harmless))
+            finder = self._finders[known.mapped.key]
+            if finder.scanned > _SCAN_BUDGET:
+                return Exits(NONE)
+            facts.exits[key] = _scan(known.elf, finder, vaddr, size, avoid_returns)
         return facts.exits[key]
 
-    @cached_property
-    def _finder(self) -> ExitFinder:
-        return ExitFinder(code_source(self._known.elf, self._harmless))
 
-    def _scan(self, function: Chosen, avoid_returns: bool) -> Exits:
-        elf = self._known.elf
-        if not function.size:
-            return NONE, ()
-        code = Code(function.vaddr, elf.read_vaddr(function.vaddr, function.size))
-        if not avoid_returns and not self._finder.throws(code):
-            return RETURN, ()
-        vaddrs = self._finder.exit_sites(code)
-        if vaddrs is None:
-            return NONE, ()
-        offsets = [elf.offset_of(vaddr) for vaddr in vaddrs]
-        return RET_SITES, tuple(offset for offset in offsets if offset is not None)
+def _scan(elf: ElfFile, finder: ExitFinder, vaddr: int, size: int, avoid_returns: bool) -> Exits:
+    if not size:
+        return Exits(NONE)
+    code = Code(vaddr, elf.read_vaddr(vaddr, size))
+    if not avoid_returns and not finder.throws(code):
+        return Exits(RETURN)
+    ways = finder.ways_out(code)
+    if ways is None:
+        return Exits(NONE)
+    offsets = [elf.offset_of(site) for site in ways.sites]
+    return Exits(RET_SITES, tuple(offset for offset in offsets if offset is not None), ways.tail_calls)

@@ -137,11 +137,22 @@ def scan(code: bytes, vaddr: int, data: TableData | None = None) -> CodeScan | N
     return CodeScan(tuple(returns), tuple(jumps), frozenset(calls), frozenset(slots), unknown)
 
 
+@dataclass(frozen=True, slots=True)
+class WaysOut:
+    """How a function is left."""
+
+    sites: tuple[int, ...]  # addresses of the instructions that leave it, sorted
+    tail_calls: frozenset[str]  # imported functions that it ends in: their ends are its own
+
+
 class CodeSource(TableData, Protocol):
     """The code of one file."""
 
     def at(self, vaddr: int) -> Code | None:
         """The function that contains an address; None for import stubs and other sections."""
+
+    def import_of(self, jump: Jump) -> str | None:
+        """The imported function that a jump leads to, through a stub or a slot of the global offset table."""
 
     def slot_throws(self, slot: int) -> bool:
         """Whether the function imported through a slot of the global offset table may throw."""
@@ -160,17 +171,18 @@ class ExitFinder:
         self.scanned = 0
         """Bytes disassembled so far."""
 
-    def exit_sites(self, function: Code) -> tuple[int, ...] | None:
-        """Addresses of every instruction by which the function is left, sorted; None if they cannot be enumerated.
+    def ways_out(self, function: Code) -> WaysOut | None:
+        """Every instruction by which the function is left; None if they cannot be enumerated.
 
         A jump to other code of the file (a cold part, a tail-called function) is followed and that code's exits are
         taken in its place, so that its time still counts; other callers of it hit these sites too, with another rsp.
-        A tail call of the C library or the interpreter counts as the exit itself; any other, whose time would be
-        lost, makes the exits unknown. An exception makes no exit: nothing is hit then.
+        A tail call of the C library or the interpreter counts as the exit itself. An exception makes no exit: nothing
+        is hit then.
         """
         pending = [function]
         parts = {function.vaddr}
         exits: set[int] = set()
+        tail_calls: set[str] = set()
         budget = _FOLLOWED_BYTES - len(function.data)
         while pending:
             found = self._scan(pending.pop())
@@ -186,11 +198,14 @@ class ExitFinder:
                         budget -= len(following.data)
                         if len(parts) > _FOLLOWED_PARTS or budget < 0:
                             return None
-                elif jump.conditional or self._leads_far(jump):
-                    return None  # a conditional jump that is not taken leaves nothing
-                else:
+                elif not self._leads_far(jump) and not jump.conditional:
                     exits.add(jump.vaddr)
-        return tuple(sorted(exits))
+                else:
+                    name = self._source.import_of(jump)
+                    if name is None:
+                        return None  # through a pointer
+                    tail_calls.add(name)
+        return WaysOut(tuple(sorted(exits)), frozenset(tail_calls))
 
     def _leads_far(self, jump: Jump) -> bool:
         """Whether a jump out of the file may lead to code that takes its time."""

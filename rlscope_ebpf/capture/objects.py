@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -11,8 +12,15 @@ from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.capture.sites import Site
 from rlscope_ebpf.capture.switching import switches_stacks
 
-Exits = tuple[str, tuple[int, ...]]
-"""How the end of a function is seen: RETURN, RET_SITES or NONE, and file offsets."""
+
+@dataclass(frozen=True, slots=True)
+class Exits:
+    """How the end of a function of a file is seen."""
+
+    kind: str  # RETURN, RET_SITES or NONE
+    offsets: tuple[int, ...] = ()  # in the file, of the instructions that leave it
+    tail_calls: frozenset[str] = frozenset()  # imported functions whose ends are its own
+
 
 _CACHED_FILES: Final = 512
 

@@ -9,9 +9,9 @@ from typing import Final, Protocol
 from rlscope_ebpf.capture.catalogue import PYTHON_CALLS, Entry, Library, builtin_catalogue
 from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
-from rlscope_ebpf.capture.ends import NONE, RETURN, Ends
+from rlscope_ebpf.capture.ends import NONE, RETURN, End, Ends, ExitSite
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
-from rlscope_ebpf.capture.objects import Exits, KnownObject
+from rlscope_ebpf.capture.objects import KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.selection import Chosen, callback_stubs, choose, entry_points
 from rlscope_ebpf.capture.sites import STEPPED, Site, entry_site
@@ -63,6 +63,7 @@ class ProbeTarget:
     site: Site
     exits: str  # RETURN: a return probe is safe; RET_SITES: probe `exit_offsets`; NONE: entry only
     exit_offsets: tuple[int, ...] = ()  # file offsets of the instructions that leave the function; rsp as at entry
+    far_exits: tuple[ExitSite, ...] = ()  # the same in other files, where functions end that it calls last
     flags: CookieFlag = _NO_FLAGS
     rule: str = ""  # the catalogue's name of the library, or the option
     operation: str = ""  # name of the operation, for --marker
@@ -120,6 +121,7 @@ class Planner:
         self._catalogue = tuple(builtin_catalogue() if catalogue is None else catalogue)
         self._objects: dict[ObjectKey, KnownObject] = {}
         self._done: dict[tuple[ObjectKey, int, Action], str] = {}  # how the end is seen
+        self._ends = Ends(())
         self._finished: set[tuple[ObjectKey, str]] = set()  # object and rule: nothing more to find
         self._retries: dict[tuple[ObjectKey, str], int] = {}
         self._found: set[MarkerRule] = set()  # markers whose function is there
@@ -163,6 +165,7 @@ class Planner:
     def plan(self, objects: Iterable[MappedObject] = ()) -> Plan:
         """Targets that these objects add. Objects of earlier calls are remembered; unusable files are noted."""
         self._add(objects)
+        self._ends = Ends(self._objects.values())
         plan = Plan()
         try:
             with ProcessMemory(self.pid) as memory:
@@ -383,7 +386,6 @@ class Planner:
             return
         elf = known.elf
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
-        ends = Ends(known, self._objects.values())
         for function in functions:
             if function.vaddr not in facts.sites:
                 facts.sites[function.vaddr] = _site(elf, function)
@@ -391,11 +393,11 @@ class Planner:
             if found is None:
                 continue
             site, offset = found
-            exits: Exits = (NONE, ())
+            end = End(NONE)
             if entry.action == Action.CALL:
-                exits = self._exits(function, entry, group, ends)
-                self._throws |= exits[0] != RETURN
-                if exits[0] == NONE and group == Group.REENTRY:
+                end = self._end(known, function, entry, group)
+                self._throws |= end.kind != RETURN
+                if end.kind == NONE and group == Group.REENTRY:
                     continue  # once in Python, the thread would stay there
             yield ProbeTarget(
                 object=known.mapped,
@@ -407,26 +409,27 @@ class Planner:
                 category=category,
                 group=group,
                 site=site,
-                exits=exits[0],
-                exit_offsets=exits[1],
+                exits=end.kind,
+                exit_offsets=end.offsets,
+                far_exits=end.far,
                 flags=flags | (CookieFlag.FROM_PYTHON if entry.from_python or function.from_python else _NO_FLAGS),
                 rule=rule,
             )
-        notes.extend(ends.notes(group))
+        notes.extend(self._ends.notes(known, group))
 
-    def _exits(self, function: Chosen, entry: Entry, group: Group, ends: Ends) -> Exits:
+    def _end(self, known: KnownObject, function: Chosen, entry: Entry, group: Group) -> End:
         """How the end of a call is seen.
 
         A return probe, the cheapest, only where neither an exception nor a switch to another stack can come while it
         is pending. The functions around the interpreter lock call nothing that could do either.
         """
         if entry.action != Action.CALL:
-            return RETURN, ()
+            return End(RETURN)
         if self._avoid_returns or (self._avoid_frame_returns and group == Group.REENTRY and not function.is_stub):
-            return ends.sites(function)
+            return self._ends.sites(known, function)
         if entry.noexcept or function.noexcept:
-            return RETURN, ()
-        return ends.cheapest(function)
+            return End(RETURN)
+        return self._ends.cheapest(known, function)
 
 
 def _site(elf: ElfFile, function: Chosen) -> tuple[Site, int] | None:

@@ -18,10 +18,9 @@ def probe_sites(target: ProbeTarget, *, allow_returns: bool) -> Iterator[ProbeSi
     Without `allow_returns` (a seccomp filter may forbid what return probes do) ends of calls are found by the stack
     pointer.
     """
-    library = target.object.path
     yield ProbeSite(
         path=target.path,
-        library=library,
+        library=target.object.path,
         symbol=target.symbol,
         offset=target.file_offset,
         address=target.address,
@@ -32,16 +31,18 @@ def probe_sites(target: ProbeTarget, *, allow_returns: bool) -> Iterator[ProbeSi
         flags=target.flags,
         returns=allow_returns and target.exits == RETURN,
     )
-    if target.exits == RET_SITES:
-        for offset in target.exit_offsets:
-            yield ProbeSite(
-                path=target.path,
-                library=library,
-                symbol=target.symbol,
-                offset=offset,
-                address=target.object.address(offset) or 0,
-                category=target.category,
-                site_class=SiteClass.STEPPED,
-                group=target.group,
-                action=Action.EXIT,
-            )
+    if target.exits != RET_SITES:
+        return
+    own = [(target.object, target.path, offset) for offset in target.exit_offsets]
+    for mapped, path, offset in own + [(site.object, site.path, site.offset) for site in target.far_exits]:
+        yield ProbeSite(
+            path=path,
+            library=mapped.path,
+            symbol=target.symbol,
+            offset=offset,
+            address=mapped.address(offset) or 0,
+            category=target.category,
+            site_class=SiteClass.STEPPED,
+            group=target.group,
+            action=Action.EXIT,
+        )

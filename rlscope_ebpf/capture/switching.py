@@ -7,9 +7,11 @@ program. So the calls of such a program are never given return probes.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -35,8 +37,9 @@ _FUNCTIONS: Final = ("jump_fcontext", "make_fcontext", "ontop_fcontext", "slp_sw
 _SAVES_CONTROL_WORDS: Final = bytes.fromhex("0fae1c24d97c2404")
 _C_LIBRARIES: Final = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
 _LONGEST_SEARCH: Final = 64 << 20  # bytes of code or names of one file that are searched
-_PACKAGES: Final = re.compile(r"(?P<root>/.*/(?:site|dist)-packages)/")
 _STANDARD_LIBRARY: Final = re.compile(r"(?P<root>/.*/lib/python3(?:\.\d+)?)/lib-dynload/")
+_MODULE: Final = re.compile(r"\.(cpython-\w+|abi3)[\w-]*\.so$")
+_PACKAGE_DEPTH: Final = 5  # folders from a module up to the one that packages lie in
 
 
 def switches_stacks(elf: ElfFile, name: str) -> bool:
@@ -49,19 +52,55 @@ def switches_stacks(elf: ElfFile, name: str) -> bool:
 
 
 def greenlet_is_installed(pid: int, objects: Iterable[MappedObject]) -> bool:
-    """Whether a Python process finds the package `greenlet` where it finds others."""
-    return any(
-        os.path.isdir(f"/proc/{pid}/root{folder}/greenlet") for folder in dict.fromkeys(_package_folders(objects))
-    )
+    """Whether a Python process has the package `greenlet` where it may import it from, as far as can be told."""
+    root = f"/proc/{pid}/root"
+    folders = set(_folders_of_modules(objects)) | set(_folders_of_environment(pid))
+    folders |= {added for folder in folders for added in _added_folders(root, folder)}
+    return any(os.path.isdir(f"{root}{folder}/greenlet") for folder in folders)
 
 
-def _package_folders(objects: Iterable[MappedObject]) -> Iterator[str]:
+def _folders_of_modules(objects: Iterable[MappedObject]) -> Iterator[str]:
+    """Where loaded modules lie, and where packages lie beside the standard library."""
     for mapped in objects:
-        if match := _PACKAGES.match(mapped.path):
-            yield match["root"]
         if match := _STANDARD_LIBRARY.match(mapped.path):
             yield f"{match['root']}/site-packages"
             yield "/usr/lib/python3/dist-packages"
+        elif _MODULE.search(mapped.path):
+            folder = mapped.path
+            for _ in range(_PACKAGE_DEPTH):
+                folder = os.path.dirname(folder)
+                yield folder.rstrip("/")
+
+
+def _folders_of_environment(pid: int) -> Iterator[str]:
+    """Those of a virtual environment and of the user, and what the environment variables name."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            program = os.fsdecode(file.read().split(b"\0", 1)[0])
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = [os.fsdecode(word).partition("=") for word in file.read().split(b"\0")]
+    except OSError:
+        return
+    variables = {name: value for name, _, value in words}
+    yield from (folder for folder in variables.get("PYTHONPATH", "").split(":") if folder.startswith("/"))
+    prefixes = (
+        os.path.dirname(os.path.dirname(program)),
+        variables.get("VIRTUAL_ENV", ""),
+        variables.get("PYTHONUSERBASE", "") or variables.get("HOME", "") + "/.local",
+    )
+    for prefix in prefixes:
+        if prefix.startswith("/"):
+            found = glob.glob(f"/proc/{pid}/root{glob.escape(prefix)}/lib/python3*/site-packages")
+            yield from (folder.removeprefix(f"/proc/{pid}/root") for folder in found)
+
+
+def _added_folders(root: str, folder: str) -> Iterator[str]:
+    """What the path files in a folder of packages add."""
+    if not folder.endswith("-packages"):
+        return
+    for path in glob.glob(f"{glob.escape(root + folder)}/*.pth"):
+        with suppress(OSError), open(path, errors="surrogateescape") as file:
+            yield from (line.strip() for line in file if line.startswith("/"))
 
 
 def _names_one(elf: ElfFile) -> bool:

@@ -86,9 +86,9 @@ def test_entries_and_exits_fire_once_a_call(tmp_path: Path) -> None:
             site = entry_site(code, function.vaddr)
             assert site is not None, function.name
             classes.add(site.site_class)
-            exits = finder.exit_sites(Code(function.vaddr, code))
-            assert exits is not None, function.name
-            for what, vaddr in (("entry", site.vaddr), *(("exit", vaddr) for vaddr in exits)):
+            ways = finder.ways_out(Code(function.vaddr, code))
+            assert ways is not None, function.name
+            for what, vaddr in (("entry", site.vaddr), *(("exit", vaddr) for vaddr in ways.sites)):
                 offset = elf.offset_of(vaddr)
                 assert offset is not None
                 places[f"{function.name} {what}"] = offset
@@ -122,7 +122,9 @@ def test_an_exit_that_functions_share_is_probed_once(tmp_path: Path) -> None:
     with ElfFile(str(path)) as elf:
         (function,) = [function for function in elf.exports if function.name == "one"]
         code = Code(function.vaddr, elf.read_vaddr(function.vaddr, elf.size_of(function)))
-        (vaddr,) = ExitFinder(NoSource()).exit_sites(code) or ()
+        ways = ExitFinder(NoSource()).ways_out(code)
+        assert ways is not None
+        (vaddr,) = ways.sites
         offset = elf.offset_of(vaddr)
         assert offset is not None
     child = subprocess.Popen(

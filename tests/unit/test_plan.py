@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -18,9 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from native_samples import compile_library
 
 from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group
+from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.ends import NONE, RET_SITES, RETURN
 from rlscope_ebpf.capture.maps import read_maps
 from rlscope_ebpf.capture.plan import Plan, Planner, ProbeTarget, plan_probes
+from rlscope_ebpf.capture.switching import greenlet_is_installed, switches_stacks
 from rlscope_ebpf.model.categories import Category
 
 PLAIN = r"""
@@ -295,3 +298,84 @@ def test_a_large_module_of_python_types() -> None:
         assert {"array_matrix_multiply", "array_dot", "array_subscript", "ufunc_generic_vectorcall"} <= names
         assert "array_dealloc" not in names
     assert seconds < 4  # about 0.3 s on an idle machine
+
+
+ENDING = "int ending(int n); int calls_last(int n) { return ending(n + 1); }"
+
+
+def test_a_function_that_ends_in_another_file_is_followed_there(folder: Path) -> None:
+    ending = compile_library(folder, "libending.so", "int ending(int n) { return n > 3 ? n : 7; }")
+    calling = compile_library(folder, "libcalling.so", ENDING, str(ending), "-Wl,-rpath,$ORIGIN", "-O2")
+    with target(calling) as running:
+        plan = plan_probes(running.pid, read_maps(running.pid), [Rule(Category.BACKEND, "*/libcalling.so")])
+    found = of_library(plan, "libcalling.so")["calls_last"]
+    assert (found.exits, found.exit_offsets) == (RET_SITES, ())
+    assert {site.object.name for site in found.far_exits} == {"libending.so"}
+    code = ending.read_bytes()
+    assert {code[site.offset] for site in found.far_exits} == {0xC3}
+
+
+SWITCHING = """
+#include <ucontext.h>
+int leave(ucontext_t *from, ucontext_t *to) { return swapcontext(from, to); }
+"""
+
+
+def test_return_probes_are_given_up_when_something_comes_that_switches_stacks(plain: Path, folder: Path) -> None:
+    switching = compile_library(folder, "libswitching.so", SWITCHING)
+    with target(plain) as running:
+        planner = Planner(running.pid, [BACKEND])
+        first = planner.plan(read_maps(running.pid))
+        assert planner.find_switcher() is None
+        running.load(switching)
+        switcher = planner.find_switcher(read_maps(running.pid))
+        assert switcher is not None
+        assert switcher.name == "libswitching.so"
+        planner.avoid_returns()
+        second = planner.plan()
+        assert planner.plan() == Plan()
+    had = {name for name, t in of_library(first, "libplain.so").items() if t.exits == RETURN}
+    assert had
+    assert {name: t.exits for name, t in of_library(second, "libplain.so").items()} == dict.fromkeys(had, RET_SITES)
+    # Import stubs have no end that could be probed: the interpreter's frames have.
+    assert of_group(second, Group.REENTRY) == {"_PyEval_EvalFrameDefault"}
+    assert all(t.exits == RET_SITES for t in second.targets if t.action == Action.CALL)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "void jump_fcontext(void) {}",
+        "static __attribute__((used)) void slp_switch(void) {}",
+        '__asm__(".text; stmxcsr (%rsp); fnstcw 4(%rsp)");',
+    ],
+)
+def test_what_can_switch_stacks(source: str, tmp_path: Path) -> None:
+    path = compile_library(tmp_path, "libunknown.so", source)
+    with ElfFile(str(path)) as elf:
+        assert switches_stacks(elf, path.name)
+
+
+def test_openssl_and_the_c_library_do_not_switch_stacks_by_being_there(tmp_path: Path) -> None:
+    source = "#include <ucontext.h>\nvoid start(ucontext_t *c) { makecontext(c, 0, 0); setcontext(c); }"
+    path = compile_library(tmp_path, "libcrypto.so", source)
+    with ElfFile(str(path)) as elf:
+        assert not switches_stacks(elf, path.name)
+    (libc,) = [mapped for mapped in read_maps(os.getpid()) if mapped.name.startswith("libc.so")]
+    with ElfFile(libc.path) as elf:
+        assert not switches_stacks(elf, libc.name)
+
+
+def test_greenlet_is_found_where_python_would_find_it(tmp_path: Path) -> None:
+    """By the variable PYTHONPATH; nothing else of this process names a folder."""
+    (tmp_path / "with" / "greenlet").mkdir(parents=True)
+    for path, found in ((tmp_path, False), (tmp_path / "with", True)):
+        process = subprocess.Popen(
+            ["cat"],
+            stdin=subprocess.PIPE,
+            env={"PYTHONPATH": str(path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        )
+        assert greenlet_is_installed(process.pid, ()) is found
+        process.communicate()
+    with target() as running:
+        assert greenlet_is_installed(running.pid, ())  # it is one of the packages for these tests

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.elf import ElfFile, Function
 from rlscope_ebpf.capture.ends import code_source
-from rlscope_ebpf.capture.exits import Code, ExitFinder, scan
+from rlscope_ebpf.capture.exits import Code, ExitFinder, Jump, scan
 from rlscope_ebpf.capture.sites import EMULATED, NOP5, STEPPED, Site, entry_site
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -129,9 +129,10 @@ def test_no_branch_back_to_a_chosen_site(filling: bytes, back: int) -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 2**40))
 def test_any_bytes_give_exits_on_boundaries_or_nothing(code: bytes, vaddr: int) -> None:
-    found = ExitFinder(NoSource()).exit_sites(Code(vaddr, code))
+    found = ExitFinder(NoSource()).ways_out(Code(vaddr, code))
     if found is not None:
-        assert set(found) <= boundaries(code, vaddr)
+        assert set(found.sites) <= boundaries(code, vaddr)
+        assert not found.tail_calls
 
 
 class NoSource:
@@ -148,6 +149,9 @@ class NoSource:
 
     def pointers(self, vaddr: int, count: int) -> NDArray[np.int64]:
         return np.arange(count, dtype=np.int64)
+
+    def import_of(self, jump: Jump) -> str | None:
+        return None
 
     def slot_throws(self, slot: int) -> bool:
         return True
@@ -172,6 +176,9 @@ class Source(NoSource):
 
     def pointers(self, vaddr: int, count: int) -> NDArray[np.int64]:
         return self.real.pointers(vaddr, count)
+
+    def import_of(self, jump: Jump) -> str | None:
+        return self.real.import_of(jump)
 
     def slot_throws(self, slot: int) -> bool:
         return self.slots.get(slot) != "harmless"
@@ -277,16 +284,16 @@ def exits(tmp_path_factory: pytest.TempPathFactory) -> ElfFile:
 def left_at(elf: ElfFile, name: str) -> list[tuple[str, int]] | None:
     """Function and offset of each exit, by name."""
     found, code = function(elf, name)
-    addresses = ExitFinder(Source(elf)).exit_sites(Code(found.vaddr, code))
-    if addresses is None:
+    ways = ExitFinder(Source(elf)).ways_out(Code(found.vaddr, code))
+    if ways is None:
         return None
     starts = {f.vaddr: f.name for f in elf.local_functions()}
     result = []
-    for address in addresses:
+    for address in ways.sites:
         bounds = elf.bounds.containing(address)
         assert bounds is not None
         result.append((starts[bounds[0]], address - bounds[0]))
-    return result
+    return result + [(name, -1) for name in ways.tail_calls]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +302,7 @@ def left_at(elf: ElfFile, name: str) -> list[tuple[str, int]] | None:
         ("two_returns", [("two_returns", 4), ("two_returns", 5)]),
         ("into_other", [("other", 2)]),  # a tail call is followed: its time still counts
         ("conditional_out", [("other", 2), ("conditional_out", 4)]),
-        ("through_slot", None),  # into another object, where it may take its time
+        ("through_slot", [("thing", -1)]),  # into another object, which is to be looked at
         ("through_harmless_slot", [("through_harmless_slot", 0)]),  # of the C library: the jump is the exit
         ("switch", [("switch", 16), ("switch", 17)]),
         ("leaf_register", None),  # a tail call or a computed goto: cannot be told
