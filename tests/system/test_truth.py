@@ -148,7 +148,7 @@ for thread in threads:
 @pytest.mark.parametrize("python", interpreters().values(), ids=interpreters())
 def test_waiting_for_the_interpreter_lock_is_not_python(python: str, start_target: StartTarget, attach: Attach) -> None:
     """Who wants it back in the middle of a loop passes no probe."""
-    target = start_target(python, "-c", WANT_THE_LOCK)
+    target = start_target(python, "-c", WANT_THE_LOCK, realtime=True)
     profiler, trace = attach(target)
     target.go()
     target.finish()
@@ -156,8 +156,8 @@ def test_waiting_for_the_interpreter_lock_is_not_python(python: str, start_targe
     (process,) = report(trace)["processes"]
     (operation,) = [row for row in process["operations"] if row["path"] == ["work"]]
     raw = operation["raw"]
-    # One of the four runs Python at a time; the others look for the lock every 5 ms.
-    assert 0.2 * raw["wall_ns"] < raw["cpu_ns"]["python"] < 0.35 * raw["wall_ns"]
+    # One of the four runs Python at a time; the others look for the lock every 5 ms, and may wait for a processor then.
+    assert 0.2 * raw["wall_ns"] < raw["cpu_ns"]["python"] < 0.5 * raw["wall_ns"]
     assert raw["cpu_ns"]["python"] + raw["cpu_ns"]["other"] == raw["wall_ns"]
 
 
