@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,9 @@ from benchmarks.figures import Benchmark, Effort, Figure, Results
 from benchmarks.processes import BenchmarkError, Child, Target, compile_program, need_root, wait_for
 from rlscope_ebpf.capture.cookie import Action, Group, SiteClass
 from rlscope_ebpf.capture.elf import ElfFile, Function
+from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.engine import Engine, ProbeSite
+from rlscope_ebpf.capture.exits import Code, ExitFinder
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.plan import Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
@@ -38,6 +40,7 @@ FIGURES = (
     Figure("nop5_return", "function with a 5-byte nop, entry and return", "ns"),
     Figure("chosen_entry", "endbr64; push: at the chosen site (+4), entry only", "ns"),
     Figure("chosen_return", "endbr64; push: at the chosen site (+4), entry and return", "ns"),
+    Figure("chosen_exit", "endbr64; push: at the chosen site (+4), entry and the `ret` at its end", "ns"),
     Figure("start_entry", "endbr64; push: at the start (+0), entry only", "ns"),
     Figure("start_return", "endbr64; push: at the start (+0), entry and return", "ns"),
     Figure("bpftrace_entry", "endbr64; push: bpftrace, uprobe count()", "ns"),
@@ -120,6 +123,9 @@ def _cases(pid: int, program: Path) -> Iterator[Case]:
     places = list(_places(program, next(each for each in objects if each.path == str(program))))
     for name, place in places:
         yield Case(f"{name}_return", place.symbol, (replace(place, returns=True),), 1, 2)
+    chosen = next(place for name, place in places if name == "chosen")
+    end = _end(program, objects, chosen)
+    yield Case("chosen_exit", chosen.symbol, (chosen, end), 1, 2)
     for name, place in places:
         yield Case(f"{name}_entry", place.symbol, (place,), 1, 0)
 
@@ -157,6 +163,25 @@ def _places(program: Path, mapped: MappedObject) -> Iterator[tuple[str, ProbeSit
                     site_class=SiteClass.STEPPED,
                 ),
             )
+
+
+def _end(program: Path, objects: Sequence[MappedObject], place: ProbeSite) -> ProbeSite:
+    """The instruction by which a function with a single one is left."""
+    with ElfFile(str(program)) as elf:
+        function = _function(elf, place.symbol)
+        code = Code(function.vaddr, elf.read_vaddr(function.vaddr, elf.size_of(function)))
+        ways = ExitFinder(code_source(elf, frozenset())).ways_out(code)
+        if ways is None or len(ways.sites) != 1:
+            raise BenchmarkError(f"the ends found of {place.symbol} are {ways}")
+        offset = elf.offset_of(ways.sites[0]) or 0
+    mapped = next(each for each in objects if each.path == str(program))
+    return replace(
+        place,
+        offset=offset,
+        address=mapped.address(offset) or 0,
+        site_class=SiteClass.STEPPED,
+        action=Action.EXIT,
+    )
 
 
 def _function(elf: ElfFile, symbol: str) -> Function:
