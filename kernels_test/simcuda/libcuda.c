@@ -2,6 +2,9 @@
  *
  * The simulated driver, libcuda.so.1. What it does and does not do: simcuda.h.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,8 +67,24 @@ static CUresult make(void **handle, size_t size)
     return object ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* As the driver does: a library that CUDA_INJECTION64_PATH names is loaded and called once, before anything is launched. */
+static void inject(void)
+{
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    void *library = path && *path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    int (*initialize)(void) = NULL;
+
+    if (library)
+        *(void **)&initialize = dlsym(library, "InitializeInjection");
+    if (initialize)
+        initialize();
+}
+
 CUresult cuInit(unsigned int Flags)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, inject);
     enter(SIMCUDA_cuInit);
     if (!Flags)
         initialised = 1;

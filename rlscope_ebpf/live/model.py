@@ -42,6 +42,8 @@ class LiveModel:
         """Add a batch."""
         with self._lock:
             self._totals.add(batch)
+            if batch.gpu is not None:
+                self._info = self._info.with_gpu(batch.gpu)
             for text in batch.notices:
                 self._add_notice(text)
             self._now_ns = max(self._now_ns, batch.now_ns)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rlscope_ebpf.model.tables import Batch
+from rlscope_ebpf.model.tables import Batch, GpuSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,14 @@ class SessionInfo:
     started_at: str  # RFC 3339
     start_ns: int  # CLOCK_MONOTONIC
     realtime_offset_ns: int  # CLOCK_REALTIME minus CLOCK_MONOTONIC
-    gpu: str = "unavailable"  # cupti, simulated, unavailable, off
+    gpu: str = "unavailable"  # cupti, simulated, unavailable, off; at the start: batches tell what becomes of it
     gpu_reason: str = ""
     capture: dict[str, Any] = field(default_factory=dict)  # attach method, options, probe groups
     calibration: dict[str, Any] = field(default_factory=dict)  # costs in ns by site class; "calibrated": bool
+
+    def with_gpu(self, source: GpuSource) -> SessionInfo:
+        """The same with what became known of the GPU."""
+        return replace(self, gpu=source.mode, gpu_reason=source.reason)
 
 
 @dataclass(frozen=True, slots=True)

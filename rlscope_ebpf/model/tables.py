@@ -190,6 +190,14 @@ class Notice:
         return ImportantNotice(self.text) if self.important else self.text
 
 
+@dataclass(frozen=True, slots=True)
+class GpuSource:
+    """Where GPU times come from, as far as is known by now."""
+
+    mode: str  # as `SessionInfo.gpu`
+    reason: str = ""  # a sentence, if there is something to say
+
+
 @dataclass(slots=True)
 class Batch:
     """What one turn of the session produced. Definitions come before the rows that use them."""
@@ -200,3 +208,4 @@ class Batch:
     losses: Losses = field(default_factory=Losses)
     counters: Counters = field(default_factory=Counters)
     notices: list[str] = field(default_factory=list)  # sentences for the user, each in one batch; see ImportantNotice
+    gpu: GpuSource | None = None  # if it has changed: the latest one stands for the whole session

@@ -14,6 +14,7 @@ from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Counters,
     Definition,
+    GpuSource,
     Losses,
     Notice,
     PathInfo,
@@ -108,6 +109,7 @@ KINDS: dict[str, tuple[type[Definition], dict[str, Check]]] = {
 
 _KIND_OF: dict[type[Any], str] = {model: kind for kind, (model, _) in KINDS.items()}
 _NOTICE: dict[str, Check] = {"text": _text, "time_ns": _count, "important": _truth}
+_GPU: dict[str, Check] = {"mode": _text, "reason": _text}
 _LOSSES: dict[str, Check] = dict.fromkeys(Losses.__slots__, _count)
 _COUNTERS: dict[str, Check] = {name: _counts if name == "hits_by_class" else _count for name in Counters.__slots__}
 _HEADER: dict[str, tuple[str, Check]] = {
@@ -170,6 +172,17 @@ def read_notice(entries: Mapping[str, Any]) -> Notice:
     """A sentence for the user."""
     notice: Notice = _build(Notice, {**entries, "text": entries.get("notice")}, _NOTICE)
     return notice
+
+
+def gpu_entries(source: GpuSource, now_ns: int) -> dict[str, Any]:
+    """The entries of the object that says where GPU times come from."""
+    return {"gpu": source.mode, "reason": source.reason, "time_ns": now_ns}
+
+
+def read_gpu(entries: Mapping[str, Any]) -> GpuSource:
+    """Where GPU times come from."""
+    source: GpuSource = _build(GpuSource, {**entries, "mode": entries.get("gpu")}, _GPU)
+    return source
 
 
 def header_entries(info: SessionInfo) -> dict[str, Any]:

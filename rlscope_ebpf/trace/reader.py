@@ -40,6 +40,7 @@ from rlscope_ebpf.trace.definitions import (
     UNKNOWN,
     read_definition,
     read_footer,
+    read_gpu,
     read_header,
     read_list,
     read_notice,
@@ -317,6 +318,8 @@ class TraceReader:
             notice = read_notice(entries)
             self.notices.append(notice)
             self._entries.append(notice)
+        elif kind == "gpu":
+            self.info = self.info.with_gpu(read_gpu(entries))
         elif kind == "losses":
             self._totals(*read_totals(entries))
         elif kind == "end":

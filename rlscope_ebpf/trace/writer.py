@@ -15,11 +15,21 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.errors import ProfilerError, UsageError
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, ImportantNotice, Losses, Notice, ProcessInfo
+from rlscope_ebpf.model.tables import (
+    Batch,
+    Counters,
+    Definition,
+    GpuSource,
+    ImportantNotice,
+    Losses,
+    Notice,
+    ProcessInfo,
+)
 from rlscope_ebpf.trace.codecs import ColumnEncoder
 from rlscope_ebpf.trace.definitions import (
     definition_entries,
     footer_entries,
+    gpu_entries,
     header_entries,
     notice_entries,
     totals_entries,
@@ -74,6 +84,7 @@ class TraceWriter:
         self._definitions: list[Definition] = []
         self._changed: list[Definition] = []  # processes defined again: written behind the rows that came before
         self._notices: list[Notice] = []
+        self._gpu: GpuSource | None = None  # if it has changed
         self._pids: set[int] = set()
         self._waiting: dict[str, list[NDArray[np.void]]] = {}
         self._waiting_rows: dict[str, int] = {}
@@ -130,6 +141,7 @@ class TraceWriter:
                 self._pids.add(definition.pid)
             self._definitions.append(definition)
         self._notices += [Notice(text, batch.now_ns, isinstance(text, ImportantNotice)) for text in batch.notices]
+        self._gpu = batch.gpu or self._gpu
         full = False
         for table, rows in batch.tables.items():
             if len(rows):
@@ -141,7 +153,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write all that waits: definitions, a chunk or more per table, processes that changed, notices, totals."""
+        """Write all that waits: definitions, a chunk or more per table, processes that changed, and the rest."""
         if not self._writing():
             return
         self._last_flush = self._clock()
@@ -153,6 +165,9 @@ class TraceWriter:
             self.rows[table] = self.rows.get(table, 0) + len(rows)
         objects += [pack_object(definition_entries(definition)) for definition in self._changed]
         objects += [pack_object(notice_entries(notice)) for notice in self._notices]
+        if self._gpu is not None:
+            objects.append(pack_object(gpu_entries(self._gpu, self._totals[2])))
+            self._gpu = None
         if self._totals != self._written_totals:
             objects.append(pack_object(totals_entries(*self._totals)))
             self._written_totals = self._totals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,16 @@ import trace_samples as samples
 
 from rlscope_ebpf.model import tables as model_tables
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
-from rlscope_ebpf.model.tables import INTERVAL_DTYPE, TABLES, Batch, Counters, Losses, ProcessInfo, StringInfo
+from rlscope_ebpf.model.tables import (
+    INTERVAL_DTYPE,
+    TABLES,
+    Batch,
+    Counters,
+    GpuSource,
+    Losses,
+    ProcessInfo,
+    StringInfo,
+)
 from rlscope_ebpf.trace import reader as reader_module
 from rlscope_ebpf.trace.codecs import ColumnDecoder, ColumnEncoder, check_column
 from rlscope_ebpf.trace.format import CHUNK_ROWS, VERSION, is_intact, object_end, pack_object, unpack_object
@@ -71,6 +81,26 @@ def test_the_minimal_reader_agrees(tmp_path: Path) -> None:
         assert set(columns[name]) == set(dtype.names or ())
         for column, values in columns[name].items():
             assert np.array_equal(values, rows[column]), (name, column)
+
+
+def test_what_becomes_known_of_the_gpu_replaces_the_header(tmp_path: Path) -> None:
+    """The latest that was flushed counts, also if no footer follows."""
+    path = tmp_path / "a.rlscope"
+    writer = TraceWriter(path)
+    writer.start(replace(samples.INFO, gpu="unavailable", gpu_reason="The target has not loaded CUDA."))
+    writer.flush()
+    assert TraceReader(path).info.gpu_reason == "The target has not loaded CUDA."
+    writer.batch(Batch(now_ns=samples.INFO.start_ns + 1, gpu=GpuSource("cupti", "first")))
+    writer.batch(Batch(now_ns=samples.INFO.start_ns + 2, gpu=GpuSource("simulated", "a reason")))
+    writer.batch(Batch(now_ns=samples.INFO.start_ns + 3))
+    writer.flush()
+    info = TraceReader(path).info
+    assert (info.gpu, info.gpu_reason) == ("simulated", "a reason")
+    writer.batch(Batch(now_ns=samples.INFO.start_ns + 4, gpu=GpuSource("cupti")))
+    writer.finish(samples.END)
+    reader = TraceReader(path)
+    assert reader.complete
+    assert reader.info == replace(samples.INFO, gpu="cupti", gpu_reason="")
 
 
 def test_the_minimal_reader_is_short() -> None:
