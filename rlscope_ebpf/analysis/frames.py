@@ -264,7 +264,7 @@ def gpu_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
             "operation": _categorical(rows["path"], operation_names(trace)),
             "kind": _categorical(kind, {int(each): each.name.lower() for each in GpuKind}),
             "name": _categorical(rows["name"], {**phase_names(trace), 0: ""}),
-            "direction": _categorical(np.where(copies, rows["detail"], 256), {**COPY_NAMES, 256: ""}),
+            "direction": _categorical(np.where(copies, rows["detail"].astype(np.int64), 256), {**COPY_NAMES, 256: ""}),
             "bytes": rows["bytes"].astype(np.int64),
             "launch_ns": _nullable(rows["launch_ns"], known),
             "queued_ns": _nullable((start_ns - rows["launch_ns"].astype(np.int64)).view(np.uint64), known),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rlscope_ebpf.model.categories import UNTRACKED, Category
+from rlscope_ebpf.model.gpu import SET_NAME
 from rlscope_ebpf.model.tables import Counters, Losses
 
 WIDTH = 8
@@ -169,6 +170,26 @@ def transition(kind: str) -> str:
     if not separator or origin not in labels or target not in labels:
         return kind
     return f"{labels[origin]} → {labels[target]}"
+
+
+def kernel(name: str) -> str:
+    """A kernel's name without return type and parameters: "at::native::fill<float>"; for people who see many."""
+    name = name.removeprefix("void ")
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for at in range(len(name) - 1, -1, -1):
+        depth += (name[at] == ")") - (name[at] == "(")
+        if not depth:
+            return name if at == 0 or name[at - 1] in ": " else name[:at]
+    return name
+
+
+def direction(name: str) -> str:
+    """ "host_to_device" as "host → device", "set" as "memory filled"."""
+    if name == SET_NAME:
+        return "memory filled"
+    return name.replace("_to_", " → ").replace("_", " ")
 
 
 def probes(counters: Counters) -> str:

@@ -2,8 +2,9 @@ r"""`report --format csv`: one table with a header, one row per process, phase a
 
 Columns are those of `rlscope_ebpf.analysis.breakdown.OPERATION_COLUMNS` (times in ns, `share` from 0 to 1 of the
 process's wall time), then one per kind of transition (calls). A cell is empty where there is no value: the share if too
-many events were lost, the mean of the untracked time. `pandas.read_csv` reads it as the table that
-`rlscope_ebpf.open(path).operations()` gives, with the transitions added. CUDA calls are in the JSON report.
+many events were lost, the mean of the untracked time, the time that work waited for a GPU where none was launched.
+`pandas.read_csv` reads it as the table that `rlscope_ebpf.open(path).operations()` gives, with the transitions added.
+CUDA calls and GPU kernels are in the JSON report.
 
 Names are what the target chose, and no name is lost: `path` is a JSON array of the names from the outermost to the
 innermost (`[]` is the untracked time), since a name may be empty or have the slash by which `operation` joins them. In

@@ -9,7 +9,8 @@ from typing import Any
 
 from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
-from rlscope_ebpf.model.totals import CallTotal, OperationTotal
+from rlscope_ebpf.model.durations import Durations
+from rlscope_ebpf.model.totals import CallTotal, KernelTotal, OperationTotal
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
 GPU_MODES = ("cupti", "simulated", "unavailable", "off")
@@ -37,10 +38,12 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     Beyond the contract: `session` has `problems` (what is missing or damaged, in sentences), `loss_fraction` (of the
     events that the probes wanted to send) and `shares_refused` (so much is missing that no percentage should be made of
     these figures); an operation has `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a
-    process has its phases, threads, progress and metadata. `overhead` is `plausible` as long as it is no more than the
-    time that the target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the
-    profiler had for the user, each with its time; the `important` ones say that something is counted differently from
-    then on.
+    process has its phases, threads, progress and metadata. Of the GPU: an operation's `gpu_activities`, and how long
+    they were `queued` from launch to start (of a graph the first counts), the same per kernel; a process's `gpu_copies`
+    by direction ("set": memory filled) and `gpu_ns`, in which some GPU worked for it. `overhead` is `plausible` as long
+    as it is no more than the time that the target's threads ran; only otherwise `fraction` may be above 1. `notices`
+    are the sentences that the profiler had for the user, each with its time; the `important` ones say that something is
+    counted differently from then on.
     """
     info, end = breakdown.info, breakdown.end
     return {
@@ -103,7 +106,21 @@ def _process(process: Process) -> dict[str, Any]:
         ],
         "operations": [_operation(operation) for operation in process.operations],
         "cuda_api": [_call(call) for call in process.cuda_calls],
-        "gpu_kernels": [],
+        "gpu_ns": total.gpu_ns,
+        "gpu_kernels": [_kernel(kernel) for kernel in process.gpu_kernels],
+        "gpu_copies": [
+            {
+                "direction": copy.direction,
+                "count": copy.count,
+                "total_ns": copy.total_ns,
+                "bytes": copy.bytes,
+            }
+            for copy in process.gpu_copies
+        ],
+        "gpu_devices": [
+            {"index": device.index, "busy_ns": device.busy_ns, "reported_utilization": None}
+            for device in process.gpu_devices
+        ],
     }  # fmt: skip
 
 
@@ -120,6 +137,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "raw": _times(total, total.category_ns),
         "state_ns": {state.name.lower(): total.state_ns[state] for state in ThreadState},
         "hits": total.hits,
+        "gpu_activities": total.gpu_activities,
+        "queued": _durations(total.queued),
         "transitions": dict(total.transitions),
     }
 
@@ -131,6 +150,14 @@ def _times(total: OperationTotal, category_ns: Sequence[int]) -> dict[str, Any]:
         "gpu_ns": total.gpu_ns,
         "resources_ns": total.resources_of(sum(category_ns)),
     }
+
+
+def _kernel(kernel: KernelTotal) -> dict[str, Any]:
+    return {"name": kernel.name, **_durations(kernel.ran), "queued": _durations(kernel.queued)}
+
+
+def _durations(found: Durations) -> dict[str, int]:
+    return {"count": found.count, "total_ns": found.total_ns, "p50_ns": found.p50_ns, "p99_ns": found.p99_ns}
 
 
 def _call(call: CallTotal) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from rich.text import Text
 from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
-
-WIDE = 140
-"""Columns from which an operation is one line."""
+from rlscope_ebpf.report import gpu_text
+from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
 
 WIDE_DEFAULT = 160
 """Columns where there is no terminal that tells (COLUMNS overrides)."""
@@ -36,7 +35,6 @@ MAX_CALLS = 20
 REFUSED = "—"
 """In place of a percentage that cannot be trusted."""
 
-_NOTHING = "-"
 _TRANSITION_FIGURES = 52  # columns of the transitions table beside the operation
 _SHARE_WIDTH = len("99.9 %")
 _MAX_INDENT = 8  # levels: beyond, the tree would push the names out
@@ -104,6 +102,9 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
         for phase in process.phases:
             yield from _phase(process, phase, width, share)
         yield from _cuda_calls(process)
+        yield from gpu_text.kernels(process, width)
+        yield from gpu_text.copies(process)
+        yield from gpu_text.devices(process, share)
     if not breakdown.processes:
         yield Text()
         yield Text("The trace holds no process.")
@@ -203,6 +204,7 @@ def _phase(process: Process, phase: Phase, width: int, share: Share) -> Iterator
     if hidden:
         rest = fmt.duration(sum(operation.wall_ns for operation in hidden))
         yield Text(f"… and {fmt.plural(len(hidden), 'more operation')}, {rest}; --format csv has all of them.", "dim")
+    yield from gpu_text.resources(phase, width, share, MAX_OPERATIONS)
     yield from _transitions(phase, width)
 
 
@@ -214,15 +216,18 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
         if wide or any(operation.total.category_ns[category] for operation in phase.operations)
     ]
     nested = wide and any(operation.inclusive_ns != operation.wall_ns for operation in phase.operations)
-    table = _table(gap=2 if wide else 1)
+    table = new_table(gap=2 if wide else 1)
     table.add_column("OPERATION", no_wrap=True, overflow="ellipsis", min_width=12)
     charged = wide and any(any(operation.total.overhead_ns) for operation in phase.operations)
     optional = (("NESTED",) if nested else (), ("WITHOUT PROBES",) if charged else ())
     titles = ("COUNT", "MEAN", *optional[0], "WALL", *optional[1], "SHARE", "ON CPU")
     for title in titles if wide else ("COUNT\nMEAN", "WALL\nSHARE"):
-        _figures(table, title)
+        add_figures(table, title)
     for category in used:
-        _figures(table, fmt.CATEGORY_LABELS[category].upper(), _COLORS[category])
+        add_figures(table, fmt.CATEGORY_LABELS[category].upper(), _COLORS[category])
+    gpu = width >= WIDE_DEFAULT and any(operation.total.gpu_ns for operation in phase.operations)
+    if gpu:
+        add_figures(table, "GPU")
 
     def parts(category_ns: Sequence[int]) -> Iterator[str]:
         """Time and share of every category, beside or below each other."""
@@ -230,7 +235,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
         for category in used:
             ns = category_ns[category]
             if not ns:
-                yield _NOTHING
+                yield NOTHING
             elif wide:
                 yield f"{fmt.duration(ns)} {share(ns / of_ns):>{_SHARE_WIDTH}}"
             else:
@@ -239,7 +244,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     def on_cpu(state_ns: Sequence[int]) -> str:
         """The part of the time in which threads ran."""
         of_ns = sum(state_ns)
-        return share(state_ns[ThreadState.RUNNING] / of_ns) if of_ns else _NOTHING
+        return share(state_ns[ThreadState.RUNNING] / of_ns) if of_ns else NOTHING
 
     shown = phase.operations[:MAX_OPERATIONS]
     for operation, guide in zip(shown, _guides(shown), strict=True):
@@ -255,7 +260,8 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
         else:
             name.append(f"\n{_below(guide)}on CPU {ran}", "dim")
             own = (f"{counted}\n{mean}", f"{wall}\n{part}")
-        table.add_row(name, *own, *parts(operation.total.category_ns))
+        worked = (fmt.duration(operation.total.gpu_ns) if operation.total.gpu_ns else NOTHING,) if gpu else ()
+        table.add_row(name, *own, *parts(operation.total.category_ns), *worked)
 
     process_wall_ns = phase.operations[0].process_wall_ns
     wall, part = fmt.duration(phase.wall_ns), share(phase.wall_ns / process_wall_ns if process_wall_ns else 0)
@@ -296,11 +302,11 @@ def _guides(operations: Sequence[Operation]) -> list[str]:
 
 
 def _transitions(phase: Phase, width: int) -> Iterator[RenderableType]:
-    table = _table()
+    table = new_table()
     table.add_column("TRANSITIONS", no_wrap=True, overflow="ellipsis", min_width=12)
     table.add_column("", no_wrap=True)
     for title in ("COUNT", "PER INSTANCE", "PER STEP"):
-        _figures(table, title)
+        add_figures(table, title)
     for operation in phase.operations[:MAX_OPERATIONS]:
         label = _end_of(fmt.path(operation.total.path), width - _TRANSITION_FIGURES)
         instances = operation.total.count if operation.total.path else 0
@@ -326,10 +332,10 @@ def _end_of(text: str, width: int) -> str:
 def _cuda_calls(process: Process) -> Iterator[RenderableType]:
     if not process.cuda_calls:
         return
-    table = _table()
+    table = new_table()
     table.add_column("CUDA CALLS", no_wrap=True, overflow="ellipsis", min_width=12)
     for title in ("COUNT", "TOTAL", "MEAN", "MEDIAN", "99 %"):
-        _figures(table, title)
+        add_figures(table, title)
     for call in process.cuda_calls[:MAX_CALLS]:
         table.add_row(
             fmt.printable(call.name),
@@ -365,14 +371,10 @@ def _gpu_sentence(breakdown: Breakdown) -> str:
         return "GPU time was not recorded (--gpu off)."
     if info.gpu in ("cupti", "simulated"):
         source = "CUPTI" if info.gpu == "cupti" else "a simulated driver"
-        busy = sum(operation.total.gpu_ns for process in breakdown.processes for operation in process.operations)
-        return f"GPU time comes from {source}: {fmt.duration(busy)}."
+        if not any(process.uses_gpu for process in breakdown.processes):
+            return f"GPU time comes from {source}: no work of a GPU was seen."
+        return (
+            f"GPU time comes from {source}. An operation's is the time in which a GPU did work that the operation "
+            "launched, whenever that ran; what runs at once counts once."
+        )
     return f"GPU time is unavailable: {reason}." if reason else "GPU time is unavailable."
-
-
-def _table(gap: int = 2) -> Table:
-    return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
-
-
-def _figures(table: Table, title: str, style: str = "") -> None:
-    table.add_column(Text(title, style, justify="right"), justify="right", no_wrap=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.categories import Category, Opened, ThreadState
+from rlscope_ebpf.model.gpu import GPU_DTYPE, GpuKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     INTERVAL_DTYPE,
@@ -157,7 +158,7 @@ def definitions() -> list[Definition]:
 
 def string_ids() -> dict[str, int]:
     """Text to StringInfo.id."""
-    return {text: number for number, text in enumerate(STRINGS, 1)}
+    return {text: number for number, text in enumerate((*STRINGS, *KERNELS), 1)}
 
 
 def tables() -> dict[str, NDArray[np.void]]:
@@ -194,6 +195,52 @@ def tables() -> dict[str, NDArray[np.void]]:
         "spans": np.array(spans, SPAN_DTYPE),
         "marks": np.array(marks, MARK_DTYPE),
     }
+
+
+KERNELS = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int, float*)",
+    "ampere_sgemm_128x64_tn",
+)
+
+# GPU activity of one iteration: launching operation, name, kind, direction, stream, launch, start and end in ms, bytes.
+GPU_ITERATION: tuple[tuple[tuple[str, ...], str, GpuKind, int, int, float, float, float, int], ...] = (
+    (("rollout", "inference"), "", GpuKind.COPY, 1, 7, 16, 16.5, 17, 1_048_576),
+    (("rollout", "inference"), KERNELS[1], GpuKind.KERNEL, 0, 7, 17, 17.2, 20.2, 0),
+    (("rollout", "inference"), "", GpuKind.COPY, 2, 7, 17.5, 20.2, 20.7, 4_096),
+    (("train", "backprop"), KERNELS[0], GpuKind.KERNEL, 0, 7, 70, 71, 75, 0),
+    (("train", "backprop"), KERNELS[1], GpuKind.KERNEL, 0, 13, 72, 73, 85, 0),
+    (("train", "backprop"), KERNELS[1], GpuKind.KERNEL, 0, 7, 80, 90, 98, 0),  # runs on when backprop has ended
+    (("train", "backprop"), "", GpuKind.SET, 0, 7, 94, 98, 98.5, 65_536),
+)
+GPU_NS_OF_ITERATION = {("rollout", "inference"): 4 * MS, ("train", "backprop"): 45 * MS // 2}
+
+
+def gpu_rows() -> NDArray[np.void]:
+    """GPU activity of the training run, unordered."""
+    ids = string_ids()
+    rows = np.zeros(0, GPU_DTYPE)
+    for iteration in range(ITERATIONS + EVALUATIONS):
+        begin = START_NS + iteration * ITERATION_MS * MS
+        part = np.zeros(len(GPU_ITERATION), GPU_DTYPE)
+        part["pid"], part["thread"], part["context"] = 100, 1, 1
+        part["phase"] = 0 if iteration < ITERATIONS else ids["evaluation"]
+        for row, (path, name, kind, detail, stream, launch, start, end, size) in zip(part, GPU_ITERATION, strict=True):
+            row["path"], row["name"], row["kind"] = PATHS[path], ids[name] if name else 0, kind
+            row["detail"], row["stream"], row["bytes"] = detail, stream, size
+            row["launch_ns"], row["start_ns"] = (round(begin + ms * MS) for ms in (launch, start))
+            row["duration_ns"] = round((end - start) * MS)
+        rows = np.concatenate([part[::-1], rows])
+    return rows
+
+
+def gpu_training(**changes: object) -> FakeTrace:
+    """The training run with GPU activity."""
+    reason = "CUPTI 13 in the target"
+    trace = training(info=replace(INFO, gpu="cupti", gpu_reason=reason), **changes)
+    for number, text in enumerate(KERNELS, len(STRINGS) + 1):
+        trace.define(StringInfo(number, text))
+    trace.tables["gpu"] = gpu_rows()
+    return trace
 
 
 def training(**changes: object) -> FakeTrace:
