@@ -56,6 +56,36 @@ struct code_range {
 };
 BPF_TABLE("hash", u32, struct code_range, interpreters, 4096);
 
+/* The layout that /sys/kernel/tracing/events/sched/sched_process_exec/format describes. */
+struct sched_exec_args {
+    u64 common;
+    u32 filename;
+    u32 pid;
+    u32 old_pid;
+};
+
+static __always_inline void end_thread(u32 tid, u64 now)
+{
+    struct thread *t = threads.lookup(&tid);
+    if (!t)
+        return;
+    send(t, tid, now, RLS_EV_THREAD_EXIT, 0, 0, 0);
+    threads.delete(&tid);
+}
+
+/* The process runs another program now: nothing that was known of its threads holds any more. The thread that called
+ * execve goes on with the process's id as its own, and the others have ended. */
+int rls_sched_exec(struct sched_exec_args *args)
+{
+    u64 now = bpf_ktime_get_ns();
+    u32 pid = args->pid;
+    end_thread(pid, now);
+    if (args->old_pid != pid)
+        end_thread(args->old_pid, now);
+    interpreters.delete(&pid);
+    return 0;
+}
+
 /* Now and then on every CPU. Who is found in the interpreter's loop holds its lock, although no probe may have said so: a
  * thread that took it before the attach, and never releases it, passes none. No other program of ours is at work on this
  * thread now: it was interrupted in its own code. */

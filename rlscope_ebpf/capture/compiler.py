@@ -26,7 +26,11 @@ EVENT_RING_BYTES = 64 << 20
 
 TEXT_RING_BYTES = 1 << 20
 
-TRACEPOINTS: dict[str, str] = {"sched_switch": "rls_sched_switch", "sched_process_exit": "rls_sched_exit"}
+TRACEPOINTS: dict[str, str] = {
+    "sched_switch": "rls_sched_switch",
+    "sched_process_exit": "rls_sched_exit",
+    "sched_process_exec": "rls_sched_exec",
+}
 """Tracepoint of the `sched` system → program."""
 
 BCC_OPTIMISES = ("-Xclang", "-disable-llvm-passes")

@@ -133,6 +133,14 @@ class Planner:
         """Whether a later plan may find more in the objects already known: a dispatcher that is not registered yet."""
         return any(0 < count < _NOTHING_RETRIED for count in self._retries.values())
 
+    def take_over(self, older: Planner) -> None:
+        """Go on for an older planner whose process runs another program now: the probes on its files have stayed."""
+        self._done |= older._done
+        self._noted |= older._noted
+        self._throws |= older._throws
+        if older._avoid_returns:
+            self.avoid_returns()
+
     def unmatched(self) -> list[LibraryRule | MarkerRule]:
         """Rules of the user that match no object known so far, of whatever groups this planner is."""
         rules: tuple[LibraryRule | MarkerRule, ...] = (*self._rules, *self._markers)

@@ -207,6 +207,7 @@ def record(
             writer.open()
         try:
             with Profiler(options) as profiler:
+                profiler.patient = command is not None
                 profiler.notices.extend(notices)
                 profiler.preparation = preparation
                 profiler.calibrate = lambda engine: calibration_for(engine, profiler.notices.append)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlscope_ebpf.capture.plan import LibraryRule, MarkerRule, Planner
+from rlscope_ebpf.model.tables import ImportantNotice
 from rlscope_ebpf.session.options import CaptureOptions
 
 QUIET_NS = 2_000_000_000
 """A target that has loaded nothing for so long is taken to have loaded what it needs."""
+
+
+NOTHING_TO_PROBE = ImportantNotice(
+    "No probe could be set: the command had no interpreter, no markers and no known library of its own. What it starts "
+    "in other processes is not followed by this version."
+)
 
 
 class RuleWatch:

@@ -27,8 +27,8 @@ from rlscope_ebpf.capture.markers_layout import read_process_markers, read_threa
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
-from rlscope_ebpf.capture.process import inspect, open_pidfd
-from rlscope_ebpf.errors import UnsupportedError
+from rlscope_ebpf.capture.process import TargetProcess, inspect, open_pidfd
+from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
@@ -41,9 +41,9 @@ from rlscope_ebpf.session.guard import nests_deeply, why_switching
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
-from rlscope_ebpf.session.rules import QUIET_NS, RuleWatch
+from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
 from rlscope_ebpf.session.seeds import process_records, text_records
-from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, sleeps, thread_name
+from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 
 TURN_S = 0.1
 """Between two looks at the ring, when little is in it."""
@@ -89,6 +89,8 @@ class Profiler:
         self.info: SessionInfo | None = None
         self.preparation: Preparation | None = None
         """May be set before `attach`, which otherwise makes its own."""
+        self.patient = False
+        """A target without anything to probe is not refused: it has just been started, and may load or execute it."""
         self.costs = ProbeCosts()
         self.calibrate: Callable[[Engine], Calibration | None] | None = None
         """Tells what probes cost on this host, given an engine that has no targets yet; asked while attaching."""
@@ -161,7 +163,7 @@ class Profiler:
         for target, planned in plans:
             self._engine.watch_loads(target.pid)
             self._attach_planned(target, planned)
-        if not self._telling:
+        if not self._telling and not self.patient:
             raise UnsupportedError(
                 "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
@@ -238,21 +240,24 @@ class Profiler:
         """Give each target its planners: markers first, which are quickly found and which all figures hang on."""
         method = choose_attach_method(self.options.attach_method)
         for target in self.targets:
-            target.planners = tuple(
-                Planner(
-                    target.pid,
-                    self.options.libraries,
-                    markers=self.options.markers,
-                    groups=groups,
-                    avoid_returns=not target.process.allows_return_probes,
-                    avoid_frame_returns=nests_deeply(target.process, method),
-                )
-                for groups in (_FIRST, ALL_GROUPS - _FIRST)
-            )
+            target.planners = self._planners_of(target.process, method)
         for target in self.targets:
             reason = why_switching(target, target.unplanned, alone=method == "session" and len(self._targets) == 1)
             if reason:
                 self._avoid_returns(reason)
+
+    def _planners_of(self, process: TargetProcess, method: str) -> tuple[Planner, ...]:
+        return tuple(
+            Planner(
+                process.pid,
+                self.options.libraries,
+                markers=self.options.markers,
+                groups=groups,
+                avoid_returns=not process.allows_return_probes,
+                avoid_frame_returns=nests_deeply(process, method),
+            )
+            for groups in (_FIRST, ALL_GROUPS - _FIRST)
+        )
 
     def _guard_returns(self, target: Target, new: Sequence[MappedObject], loads: int) -> None:
         """Having looked at what a target has loaded, allow its calls return probes or take them away."""
@@ -520,6 +525,8 @@ class Profiler:
             if target.end_ns is not None:
                 continue
             ended = _has_ended(target)
+            if not ended and target.has_executed():
+                self._renew(target)
             loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
             new = None if ended else target.watcher.poll()
             if new is None:
@@ -528,6 +535,8 @@ class Profiler:
                 continue
             if new:
                 self._loaded_ns = now_ns
+                if not target.process.is_python:
+                    self._look_again(target)
             self._check_expected(target, new)
             self._follow_interpreter(target, new)
             self._guard_returns(target, new, loads)
@@ -541,6 +550,33 @@ class Profiler:
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
+
+    def _renew(self, target: Target) -> None:
+        """A target runs another program: plan for that. What its old program did has ended, as the kernel told."""
+        image = read_image(target.pid)
+        if image is None or not self._look_again(target):
+            return
+        target.image = image  # as before the look: what it executes meanwhile is noticed next time
+        target.watcher = MapsWatcher(target.pid)
+        older = target.planners
+        target.planners = self._planners_of(target.process, self._engine.method)
+        for planner, old in zip(target.planners, older, strict=True):
+            planner.take_over(old)
+        moment = monotonic_ns() - SETTLE_NS
+        self._turn(moment)  # what is in the ring came before
+        self._matcher.seed_thread(target.pid, target.pid, (), moment)
+
+    def _look_again(self, target: Target) -> bool:
+        """See what a target is now; whether it can be seen."""
+        try:
+            target.process = inspect(target.pid)
+        except ProfilerError:  # it ends, or executes another program, at this moment
+            return False
+        self._matcher.update_process(target.info())
+        is_python = target.process.is_python
+        assume_held = is_python and Group.GIL in self._shed_groups
+        self._engine.add_target(target.pid, is_python=is_python, assume_held=assume_held)
+        return True
 
     def _look_at_rules(self, complain: bool) -> None:
         """Say what the user named and the targets do not have."""
@@ -558,6 +594,7 @@ class Profiler:
                 probes = [replace(probe, armed=bool(up)) for (_, probe), up in zip(came, armed, strict=True)]
                 self._definitions.extend(probes)
                 self._count(probes)
+                self._telling = True
 
     def _govern(self, now_ns: int) -> None:
         spent = self.costs.spent_by_group_ns(self._engine.counters())
@@ -581,6 +618,8 @@ class Profiler:
         # its sinks are finished, before the first of them does.
         end_ns = monotonic_ns()
         self._look_at_rules(complain=True)
+        if not self._telling:
+            self.notices.append(NOTHING_TO_PROBE)
         time.sleep(2 * SETTLE_NS / 1e9)
         everything = self._received + self._engine.pending_events()  # but for what comes from now on
         patience = _DRAIN_LOOKS

@@ -15,6 +15,9 @@ from rlscope_ebpf.capture.process import TargetProcess
 from rlscope_ebpf.model.events import TEXT_MAX
 from rlscope_ebpf.model.tables import ProbeInfo, ProcessInfo
 
+Image = tuple[int, int, int]
+
+_START_STACK = 25  # index of the field "startstack" of /proc/PID/stat, counted after the name
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -34,6 +37,14 @@ class Target:
     start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0
     end_ns: int | None = None
+    image: Image | None = None  # what it ran when it was last looked at
+
+    def __post_init__(self) -> None:
+        self.image = read_image(self.pid)
+
+    def has_executed(self) -> bool:
+        """Whether it runs another program than it did when it was last looked at."""
+        return read_image(self.pid) not in (self.image, None)
 
     @property
     def pid(self) -> int:
@@ -70,6 +81,17 @@ class Target:
         except (OSError, IndexError, ValueError):
             pass
         return self.cpu_ns
+
+
+def read_image(pid: int) -> Image | None:
+    """What is another after each execve: the executable, and where the stack begins. None if the process is gone."""
+    try:
+        status = os.stat(f"/proc/{pid}/exe")
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return status.st_dev, status.st_ino, int(fields[_START_STACK])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def thread_name(pid: int, tid: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import ROOT, START_S, TRUTH, Profiler, build, compare, operations_of, report, rlscope, wait_for
+from harness import ROOT, START_S, TRUTH, Profiler, build, compare, operations_of, report, rlscope, total, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -74,6 +74,48 @@ def test_operations_of_the_first_moment_are_seen(tmp_path: Path) -> None:
     assert operations["very first"]["count"] == 1
     assert operations["then"]["count"] == 3
     assert document["losses"]["events"] == 0
+
+
+@pytest.mark.parametrize("before", ["exec", "sleep 0.5; exec"], ids=["at once", "later"])
+def test_a_shell_that_becomes_the_program(before: str, tmp_path: Path) -> None:
+    code = FIRST + "import time\ntime.sleep(1)\nsum(range(10_000_000))\ntime.sleep(0.1)\nsys.exit(7)"
+    status, _, stderr = _run(tmp_path, "/bin/sh", "-c", f'{before} "$0" "$@"', sys.executable, "-c", code)
+    assert status == 7, stderr
+    document = report(tmp_path / "a.rlscope")
+    (process,) = document["processes"]
+    assert process["command"][0] == sys.executable
+    operations = operations_of(document, process["pid"])
+    assert operations["very first"]["count"] == 1
+    assert operations["then"]["count"] == 3
+    assert total(document, process["pid"], "python") > 0
+
+
+def test_operations_end_where_another_program_begins(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+sys.path.append({str(ROOT)!r})
+import rlscope_ebpf.markers as rls
+with rls.operation("around"):
+    os.execv(sys.executable, [sys.executable, "-c", {FIRST!r}])
+"""
+    assert _run(tmp_path, sys.executable, "-c", code)[0] == 0
+    document = report(tmp_path / "a.rlscope")
+    (process,) = document["processes"]
+    operations = operations_of(document, process["pid"])
+    assert operations["around"]["count"] == 1
+    assert operations["very first"]["count"] == 1
+    assert operations["then"]["count"] == 3
+    assert not [path for path in operations if "/" in path]
+
+
+def test_a_command_without_anything_to_probe_passes_its_status_on(tmp_path: Path) -> None:
+    status, stdout, stderr = _run(tmp_path, "/bin/sh", "-c", "echo said; exit 9")
+    assert status == 9, stderr
+    assert "said" in stdout.splitlines()
+    (notice,) = report(tmp_path / "a.rlscope")["notices"]
+    assert notice["important"]
+    assert notice["text"].startswith("No probe could be set: ")
+    assert notice["text"] in stderr
 
 
 def test_known_truth_from_the_first_instruction(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
