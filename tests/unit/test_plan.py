@@ -373,8 +373,14 @@ def test_greenlet_is_found_where_python_would_find_it(tmp_path: Path) -> None:
         process = subprocess.Popen(
             ["cat"],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={"PYTHONPATH": str(path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"started\n")
+        process.stdin.flush()
+        process.stdout.readline()  # before that its environment may not be there
         assert greenlet_is_installed(process.pid, ()) is found
         process.communicate()
     with target() as running:
