@@ -8,6 +8,7 @@
 #define RLS_COOKIE_SITE(c) ((unsigned int)((c)&0xffffff))      /* bits 0..23: probe id */
 #define RLS_COOKIE_CATEGORY(c) ((unsigned char)(((c) >> 24) & 0xf)) /* bits 24..27: category entered */
 #define RLS_COOKIE_CLASS(c) ((unsigned int)(((c) >> 28) & 0x3))  /* bits 28..29: enum rls_site_class */
+#define RLS_COOKIE_PUSHED(c) ((unsigned int)(((c) >> 36) & 0xf))  /* bits 36..39: words pushed since the entry */
 #define RLS_COOKIE_ACTION(c) ((unsigned int)(((c) >> 40) & 0xff)) /* bits 40..47: enum rls_action */
 #define RLS_COOKIE_GROUP(c) ((unsigned int)(((c) >> 48) & 0x7))   /* bits 48..50: enum rls_group */
 

@@ -57,7 +57,7 @@ static __always_inline int entered(struct pt_regs *ctx)
     u32 site = RLS_COOKIE_SITE(cookie);
     u8 category = RLS_COOKIE_CATEGORY(cookie);
     u32 action = RLS_COOKIE_ACTION(cookie);
-    u64 sp = ctx->sp;
+    u64 sp = ctx->sp + 8 * RLS_COOKIE_PUSHED(cookie); /* as at the entry */
 
     if (action >= RLS_ACT_LOADED) {
         u32 pid = bpf_get_current_pid_tgid() >> 32;

@@ -61,9 +61,15 @@ MAX_SITE = (1 << 24) - 1
 
 
 def make_cookie(
-    site: int, category: int, site_class: SiteClass, group: Group, action: Action, flags: CookieFlag = NO_FLAGS
+    site: int,
+    category: int,
+    site_class: SiteClass,
+    group: Group,
+    action: Action,
+    flags: CookieFlag = NO_FLAGS,
+    pushed: int = 0,
 ) -> int:
-    """The 64-bit cookie of a site. `site` is its probe id, 1 … `MAX_SITE`."""
+    """The 64-bit cookie of a site. `site` is its probe id, 1 … `MAX_SITE`; `pushed` up to 15 words (see `Site`)."""
     if not 0 < site <= MAX_SITE:
         raise ValueError(f"probe id {site} is not in 1..{MAX_SITE}")
-    return site | category << 24 | site_class << 28 | int(flags) | action << 40 | group << 48
+    return site | category << 24 | site_class << 28 | int(flags) | pushed << 36 | action << 40 | group << 48

@@ -40,6 +40,7 @@ class ProbeSite:
     action: Action
     flags: CookieFlag = NO_FLAGS
     returns: bool = False  # also probe the function's return
+    pushed: int = 0  # words that the function has pushed there
 
 
 class Engine:
@@ -117,7 +118,7 @@ class Engine:
             number = self.next_probe
             self.next_probe += 1
             flags = site.flags | CookieFlag.RETURNS if site.returns else site.flags
-            cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, flags)
+            cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, flags, site.pushed)
             end = (pid, site.path, site.group, site.offset) if site.action == Action.EXIT else None
             if end is not None and end in self._exits:
                 accepted.add(index)  # a second program there would do the same again

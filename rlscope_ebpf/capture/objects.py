@@ -57,7 +57,7 @@ class Facts:
         )
         self.switches: bool | None = None  # not looked for yet
         self.defines: dict[str, bool] = {}
-        self.sites: dict[int, tuple[Site, int] | None] = {}
+        self.sites: dict[tuple[int, bool], tuple[Site, int] | None] = {}  # by address, and whether returns are avoided
         self.exits: dict[tuple[int, bool], Exits] = {}  # by address, and whether returns are avoided
 
 

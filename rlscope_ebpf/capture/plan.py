@@ -14,7 +14,7 @@ from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.objects import KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.selection import Chosen, callback_stubs, choose, entry_points
-from rlscope_ebpf.capture.sites import STEPPED, Site, entry_site
+from rlscope_ebpf.capture.sites import STEPPED, Site, entry_site, other_site
 from rlscope_ebpf.model.categories import Category
 
 _NO_FLAGS: Final = CookieFlag(0)
@@ -395,9 +395,10 @@ class Planner:
         elf = known.elf
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
         for function in functions:
-            if function.vaddr not in facts.sites:
-                facts.sites[function.vaddr] = _site(elf, function)
-            found = facts.sites[function.vaddr]
+            apart = self._avoid_returns and entry.action == Action.CALL
+            if (function.vaddr, apart) not in facts.sites:
+                facts.sites[function.vaddr, apart] = _site(elf, function, apart)
+            found = facts.sites[function.vaddr, apart]
             if found is None:
                 continue
             site, offset = found
@@ -407,6 +408,8 @@ class Planner:
                 self._throws |= end.kind != RETURN
                 if end.kind == NONE and group == Group.REENTRY:
                     continue  # once in Python, the thread would stay there
+                if offset in end.offsets:
+                    continue  # nothing but a jump into the C library: it begins where it ends
             yield ProbeTarget(
                 object=known.mapped,
                 path=known.path or "",
@@ -440,13 +443,17 @@ class Planner:
         return self._ends.cheapest(known, function)
 
 
-def _site(elf: ElfFile, function: Chosen) -> tuple[Site, int] | None:
-    """The site of a function and its file offset."""
+def _site(elf: ElfFile, function: Chosen, apart: bool) -> tuple[Site, int] | None:
+    """The site of a function and its file offset; `apart` from where others would set a return probe, if possible."""
     if function.is_stub:
         site: Site | None = Site(function.vaddr, 0, STEPPED, frozenset())  # the kernel steps jumps through memory
+    elif not function.size:
+        site = None
     else:
-        size = function.size
-        site = entry_site(elf.read_vaddr(function.vaddr, size), function.vaddr) if size else None
+        code = elf.read_vaddr(function.vaddr, function.size)
+        site = entry_site(code, function.vaddr)
+        if apart and site is not None:
+            site = other_site(code, function.vaddr, site) or site
     if site is None:
         return None
     offset = elf.offset_of(site.vaddr)

@@ -30,6 +30,7 @@ def probe_sites(target: ProbeTarget, *, allow_returns: bool) -> Iterator[ProbeSi
         action=target.action,
         flags=target.flags,
         returns=allow_returns and target.exits == RETURN,
+        pushed=target.site.pushed,
     )
     if target.exits != RET_SITES:
         return

@@ -24,6 +24,7 @@ ENDBR64: Final = b"\xf3\x0f\x1e\xfa"
 NOP5_BYTES: Final = b"\x0f\x1f\x44\x00\x00"
 _PAGE: Final = 4096
 _WALK_BYTES: Final = 64  # a prologue is shorter; beyond this the "entry" would no longer be the entry
+MAX_PUSHED: Final = 15  # what a cookie can say
 _LONGEST_STEPPED_NOP: Final = 9  # longer ones are refused by the kernel, or accepted and never hit
 _ARGUMENTS: Final = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 _ALIASES: Final = {
@@ -57,12 +58,13 @@ _STOPS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An instruction to probe. [rsp] holds the return address there, as at the entry."""
+    """An instruction to probe. [rsp + 8 * pushed] holds the return address there, as [rsp] does at the entry."""
 
     vaddr: int
     offset: int  # from the function's entry
     site_class: str  # NOP5, EMULATED or STEPPED: what a hit costs
     written_arguments: frozenset[str]  # argument registers (64-bit names) that the skipped instructions overwrite
+    pushed: int = 0  # words that the skipped instructions pushed
 
 
 _NOTHING: Final[frozenset[str]] = frozenset()
@@ -108,6 +110,38 @@ def entry_site(code: bytes, vaddr: int) -> Site | None:
         only_endbr = only_endbr and raw == ENDBR64
         written |= _written_arguments(instruction)
     return fallback
+
+
+def other_site(code: bytes, vaddr: int, first: Site) -> Site | None:
+    """Another instruction at which the entry of a function can be observed than the one that `entry_site` chose.
+
+    The kernel gives a hit a return probe if anybody has one on that instruction, for whichever process. So a function
+    that must not get one is watched at an instruction where nobody would set it. None if there is no other.
+    """
+    fallback: Site | None = None
+    written: set[str] = set()
+    pushed = 0
+    for instruction in disassembler(detail=True).disasm(code[:_WALK_BYTES], vaddr):
+        offset = instruction.address - vaddr
+        raw = bytes(instruction.bytes)
+        if offset != first.offset and raw != NOP5_BYTES and not _loops_to(code, offset):
+            stays = _LEAVES_THE_LINE.isdisjoint(instruction.groups)  # what leaves may be an exit
+            if stays and _emulated_class(raw) is not None:
+                return Site(instruction.address, offset, EMULATED, frozenset(written), pushed)
+            if fallback is None and stays and _can_be_stepped(instruction, raw):
+                fallback = Site(instruction.address, offset, STEPPED, frozenset(written), pushed)
+        if _is_push(raw) and pushed < MAX_PUSHED:
+            pushed += 1
+        elif not _is_transparent(instruction):
+            break
+        else:
+            written |= _written_arguments(instruction)
+    return fallback
+
+
+def _is_push(raw: bytes) -> bool:
+    register = raw[1:] if raw[:1] == b"\x41" else raw
+    return len(register) == 1 and 0x50 <= register[0] <= 0x57
 
 
 def _quick_site(code: bytes, vaddr: int) -> Site | None:

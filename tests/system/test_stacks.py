@@ -100,6 +100,21 @@ def test_greenlets_among_the_functions_of_a_python_module(
     assert profiler.wait() == 0, profiler.stderr
 
 
+def test_another_profiler_sets_return_probes_on_the_same_functions(start_target: StartTarget, attach: Attach) -> None:
+    """In another process; but the kernel asks only what is wanted of an instruction, not for whom."""
+    library = build.native() / STACKS_LIBRARY
+    libraries = (*LIBRARIES, "--library", "backend=*_decimal*", "--library", "simulator=*_ctypes.*")
+    other = start_target(sys.executable, TARGETS / "deep.py", library, "1", "1", "1000")
+    target = start_target(sys.executable, TARGETS / "greenlets.py", library, "now")
+    profilers = [attach(each, *NO_LIMIT, libraries=libraries)[0] for each in (other, target)]
+    target.go()
+    assert _rounds(target) > 100
+    other.go()
+    assert _rounds(other) == 1
+    for profiler in profilers:
+        assert profiler.wait() == 0, profiler.stderr
+
+
 DEPTH, DEEP_CALLS, SPIN_NS = 100, 100, 2_000_000
 
 

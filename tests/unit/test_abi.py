@@ -97,10 +97,10 @@ def test_flags_and_sizes(tmp_path: Path) -> None:
 
 def test_cookies(tmp_path: Path) -> None:
     flags = CookieFlag.FROM_PYTHON | CookieFlag.OPERATION
-    cookie = make_cookie(MAX_SITE, Category.BACKEND, SiteClass.STEPPED, Group.REENTRY, Action.METADATA, flags)
+    cookie = make_cookie(MAX_SITE, Category.BACKEND, SiteClass.STEPPED, Group.REENTRY, Action.METADATA, flags, 9)
     values = c_values(
         tmp_path,
-        {part: f"RLS_COOKIE_{part}({cookie}ULL)" for part in ("SITE", "CATEGORY", "CLASS", "GROUP", "ACTION")}
+        {part: f"RLS_COOKIE_{part}({cookie}ULL)" for part in ("SITE", "CATEGORY", "CLASS", "GROUP", "ACTION", "PUSHED")}
         | {flag.name or "": f"RLS_COOKIE_{flag.name} & {cookie}ULL" for flag in CookieFlag},
     )
     assert values == {
@@ -109,6 +109,7 @@ def test_cookies(tmp_path: Path) -> None:
         "CLASS": SiteClass.STEPPED,
         "GROUP": Group.REENTRY,
         "ACTION": Action.METADATA,
+        "PUSHED": 9,
         "FROM_PYTHON": CookieFlag.FROM_PYTHON,
         "REENTRY": 0,
         "OPERATION": CookieFlag.OPERATION,

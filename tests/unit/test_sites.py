@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf.capture.elf import ElfFile, Function
 from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.exits import Code, ExitFinder, Jump, scan
-from rlscope_ebpf.capture.sites import EMULATED, NOP5, STEPPED, Site, entry_site
+from rlscope_ebpf.capture.sites import EMULATED, MAX_PUSHED, NOP5, STEPPED, Site, entry_site, other_site
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -327,3 +327,32 @@ def test_instructions_that_overlap_are_refused() -> None:
 def test_what_may_throw(exits: ElfFile, name: str, throws: bool) -> None:
     found, code = function(exits, name)
     assert ExitFinder(Source(exits)).throws(Code(found.vaddr, code)) is throws
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (b"\x55\x48\x89\xe5\x41\x57\xc3", (4, EMULATED, 1)),  # push rbp; mov rbp, rsp; push r15
+        (b"\xf3\x0f\x1e\xfa\x55\x48\x89\xe5\x53\xc3", (8, EMULATED, 1)),  # endbr64; push; mov; push rbx
+        (b"\xf3\x0f\x1e\xfa\x55\x48\x83\xec\x10\xc3", (0, STEPPED, 0)),  # endbr64; push; sub rsp
+        (b"\x53\x48\x83\xec\x10\xc3", (1, STEPPED, 1)),  # push rbx; sub rsp, 16
+        (b"\x48\x89\xf8\xc3", None),  # mov rax, rdi; ret
+        (b"\x0f\x1f\x44\x00\x00\x55\xc3", (5, EMULATED, 0)),  # 5-byte nop; push rbp
+    ],
+)
+def test_another_site_than_the_first(code: bytes, expected: tuple[int, str, int] | None) -> None:
+    first = entry_site(code, 0x1000)
+    assert first is not None
+    found = other_site(code, 0x1000, first)
+    assert (None if found is None else (found.offset, found.site_class, found.pushed)) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(PROLOGUES, max_size=4).map(b"".join), st.binary(max_size=120), st.integers(0, 2**40))
+def test_any_other_site_lies_on_a_boundary_and_is_another(prologue: bytes, rest: bytes, vaddr: int) -> None:
+    first = entry_site(prologue + rest, vaddr)
+    found = None if first is None else other_site(prologue + rest, vaddr, first)
+    if first is not None and found is not None:
+        assert found.vaddr != first.vaddr
+        assert found.vaddr in boundaries(prologue + rest, vaddr)
+        assert 0 <= found.pushed <= MAX_PUSHED
