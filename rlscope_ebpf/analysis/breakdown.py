@@ -213,11 +213,11 @@ class Breakdown:
 def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
     """The totals of a whole trace. `progress` counts rows of the intervals table."""
     totals = Totals()
-    totals.expect_gpu(trace.info.gpu not in ("off", "unavailable"))
     for kind in (trace.processes, trace.threads, trace.strings, trace.paths, trace.probes):
         for definition in kind.values():
             totals.define(definition)
     gpu = _InTime(trace.chunks("gpu"))
+    totals.expect_gpu(gpu.any)
     for rows in trace.chunks("intervals", INTERVAL_COLUMNS, progress):
         totals.add_intervals(rows)
         reached_ns = _end_of(rows)
@@ -241,6 +241,11 @@ class _InTime:
     def __init__(self, chunks: Iterator[NDArray[np.void]]) -> None:
         self._chunks = chunks
         self._next = next(chunks, None)
+
+    @property
+    def any(self) -> bool:
+        """Whether there are more."""
+        return self._next is not None
 
     def until(self, time_ns: int | None) -> Iterator[NDArray[np.void]]:
         """Those that end by then; None: all."""

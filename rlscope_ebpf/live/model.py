@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.model.totals import OperationTotal, Totals
@@ -35,6 +35,7 @@ class LiveModel:
         """Begin."""
         with self._lock:
             self._info = info
+            self._totals.expect_gpu(info.gpu != "off")  # it may come later
             self._now_ns = info.start_ns
             self._received.append((info.start_ns, 0))
 
@@ -72,7 +73,7 @@ class LiveModel:
                 now_ns=self._now_ns,
                 finished=self._finished,
                 events_per_s=0.0 if self._finished else self._rate(),
-                losses=totals.losses,
+                losses=totals.missing(),
                 counters=totals.counters,
                 overhead_fraction=totals.overhead_fraction(),
                 overhead_plausible=totals.overhead_is_plausible(),
@@ -80,6 +81,17 @@ class LiveModel:
                 cuda_calls=tuple(
                     CallRow(call.pid, call.name, call.count, call.total_ns, call.p50_ns, call.p99_ns)
                     for call in totals.cuda_calls()
+                ),
+                gpu_kernels=tuple(
+                    CallRow(each.pid, each.name, each.ran.count, each.ran.total_ns, each.ran.p50_ns, each.ran.p99_ns)
+                    for each in totals.gpu_kernels()
+                ),
+                gpu_copies=tuple(
+                    CopyRow(copy.pid, copy.direction, copy.count, copy.total_ns, copy.bytes)
+                    for copy in totals.gpu_copies()
+                ),
+                gpu_devices=tuple(
+                    DeviceRow(device.pid, device.index, device.busy_ns) for device in totals.gpu_devices()
                 ),
                 processes=self._process_rows(),
                 phases=totals.phases(),
@@ -129,4 +141,7 @@ def _operation_row(operation: OperationTotal) -> OperationRow:
         gpu_ns=operation.gpu_ns,
         resources_ns=operation.resources_ns,
         transitions=operation.transitions,
+        gpu_activities=operation.gpu_activities,
+        queued_ns=operation.queued.total_ns,
+        queued=operation.queued.count,
     )

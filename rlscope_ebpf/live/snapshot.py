@@ -23,6 +23,9 @@ class OperationRow:
     gpu_ns: int
     resources_ns: dict[str, int]  # cpu_only, cpu_gpu, gpu_only, idle
     transitions: dict[str, int]  # "python_to_backend" -> calls
+    gpu_activities: int = 0  # kernels, copies and sets that it launched
+    queued_ns: int = 0  # from launch to start, of all of these that `queued` counts
+    queued: int = 0
 
     @property
     def name(self) -> str:
@@ -47,6 +50,26 @@ class CallRow:
     total_ns: int
     p50_ns: int
     p99_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """Copies of one direction, or (direction "set") memory that was filled."""
+
+    pid: int
+    direction: str
+    count: int
+    total_ns: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One GPU as one process uses it."""
+
+    pid: int
+    index: int
+    busy_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +104,17 @@ class Snapshot:
     operations: tuple[OperationRow, ...] = ()
     cuda_calls: tuple[CallRow, ...] = ()
     gpu_kernels: tuple[CallRow, ...] = ()
+    gpu_copies: tuple[CopyRow, ...] = ()
+    gpu_devices: tuple[DeviceRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
     phases: tuple[str, ...] = ()
     overhead_plausible: bool = True  # no more than the time that the target's threads ran
     notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first; see ImportantNotice
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether a GPU has worked for any process."""
+        return bool(self.gpu_kernels or self.gpu_copies or self.gpu_devices)
 
     @property
     def elapsed_ns(self) -> int:

@@ -173,8 +173,17 @@ def transition(kind: str) -> str:
 
 
 def kernel(name: str) -> str:
-    """A kernel's name without return type and parameters: "at::native::fill<float>"; for people who see many."""
-    name = name.removeprefix("void ")
+    """A kernel's name without return type, namespaces and parameters, for people: "fill_kernel<at::Half>"."""
+    name = _without_parameters(name.removeprefix("void "))
+    depth = begin = 0
+    for at, letter in enumerate(name):
+        depth += (letter in "<(") - (letter in ">)")
+        if not depth and name[at : at + 2] == "::" and at + 2 < len(name):
+            begin = at + 2
+    return name[begin:]
+
+
+def _without_parameters(name: str) -> str:
     if not name.endswith(")"):
         return name
     depth = 0

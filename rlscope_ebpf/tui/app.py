@@ -22,7 +22,14 @@ from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.tui import texts
 from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, cycle, operation_table
 from rlscope_ebpf.tui.help import TextScreen, help_lines, message_lines
-from rlscope_ebpf.tui.panels import CallsPanel, FiguresPanel, OperationsPanel, ProcessesPanel, TransitionsPanel
+from rlscope_ebpf.tui.panels import (
+    CallsPanel,
+    FiguresPanel,
+    GpuPanel,
+    OperationsPanel,
+    ProcessesPanel,
+    TransitionsPanel,
+)
 from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
 from rlscope_ebpf.tui.spans import Line, Span, plain, width_of
 from rlscope_ebpf.tui.table import Lines, Table
@@ -39,8 +46,14 @@ DASHBOARD_SIZE = (120, 36)
 ROOMY_HEIGHT = 20
 """From so many rows on the command line and the details of the selected operation are shown."""
 
-PANELS = ("operations", "transitions", "calls", "processes")
-PANEL_TITLES = ("Operations", "Transitions", "CUDA calls", "Processes")
+PANELS = {
+    "operations": "Operations",
+    "transitions": "Transitions",
+    "calls": "CUDA calls",
+    "gpu": "GPU",
+    "processes": "Processes",
+}
+"""Titles of the panels by id. That of the GPU is there for who uses one; on a dashboard the calls' panel stands in."""
 THEMES: tuple[str, ...] = tuple(BUILTIN_THEMES)
 
 
@@ -74,11 +87,17 @@ class TabStrip(Lines):
             super().__init__()
             self.index = index
 
+    def __init__(self, names: Callable[[], tuple[Sequence[str], int]], *, id: str) -> None:
+        """`names` returns the titles and which of them is shown."""
+        super().__init__(lambda width: [texts.tabs(*names())], id=id, margin=0)
+        self._names = names
+
     def on_click(self, event: events.Click) -> None:
         """Which name is under the pointer."""
         edge = self._margin
-        for index in range(len(PANEL_TITLES)):
-            edge += len(plain(texts.tabs(PANEL_TITLES[index : index + 1], 0))) + 1
+        titles, _ = self._names()
+        for index in range(len(titles)):
+            edge += len(plain(texts.tabs(titles[index : index + 1], 0))) + 1
             if event.x < edge:
                 self.post_message(self.Clicked(index))
                 return
@@ -136,7 +155,7 @@ class ProfilerApp(App[None]):
     #processes { height: 1fr; min-height: 6; }
     .dashboard Table { border: round $foreground 25%; border-title-color: $foreground 70%; padding: 0; }
     .dashboard Table:focus { border: round $accent; border-title-color: $accent; }
-    .single #lower, .single #operations, .single #calls, .single #processes {
+    .single #lower, .single #operations, .single #calls, .single #gpu, .single #processes {
         height: 1fr; max-height: 100%;
     }
     #filter { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
@@ -213,7 +232,7 @@ class ProfilerApp(App[None]):
         self._latest: Snapshot | None = None
         self._frozen: Snapshot | None = None
         self._table: OperationTable | None = None
-        self._active = 0
+        self._active = "operations"
         self._zoomed = False
         self._typing = False  # the filter's line is open
         self._in_flight = False
@@ -242,7 +261,13 @@ class ProfilerApp(App[None]):
     @property
     def active_panel(self) -> str:
         """Id of the panel that has the focus."""
-        return PANELS[self._active]
+        return self._active
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """Ids of the panels that there are now."""
+        gpu = self.snapshot is not None and self.snapshot.uses_gpu and not self.dashboard
+        return tuple(name for name in PANELS if gpu or name != "gpu")
 
     @property
     def _mounted(self) -> bool:
@@ -256,21 +281,26 @@ class ProfilerApp(App[None]):
     def compose(self) -> ComposeResult:
         """Header, panels, lines below them, footer."""
         yield Lines(self._header_lines, id="header")
-        yield TabStrip(lambda width: [texts.tabs(PANEL_TITLES, self._active)], id="tabs", margin=0)
+        yield TabStrip(self._tabs, id="tabs")
         yield Lines(lambda width: texts.legend(self._table, self.view, width), id="legend")
         with Container(id="panels"):
-            yield OperationsPanel(PANEL_TITLES[0], id="operations")
+            yield OperationsPanel(PANELS["operations"], id="operations")
             yield Lines(self._detail_lines, id="details")
             with Horizontal(id="lower"):
-                yield TransitionsPanel(PANEL_TITLES[1], id="transitions")
+                yield TransitionsPanel(PANELS["transitions"], id="transitions")
                 with Vertical(id="right"):
-                    yield CallsPanel(PANEL_TITLES[2], id="calls")
-                    yield ProcessesPanel(PANEL_TITLES[3], id="processes")
+                    yield CallsPanel(PANELS["calls"], id="calls")
+                    yield GpuPanel(PANELS["gpu"], id="gpu")
+                    yield ProcessesPanel(PANELS["processes"], id="processes")
         yield Lines(self._notice_lines, id="notice")
         yield Lines(lambda width: texts.choices(self.snapshot, self.view, width), id="choices")
         yield Lines(self._replay_lines, id="replay")
         yield Input(placeholder="part of an operation's name", id="filter", compact=True)
         yield KeyBar(self._keys_shown, id="keys")
+
+    def _tabs(self) -> tuple[Sequence[str], int]:
+        panels = self.panels
+        return [PANELS[name] for name in panels], panels.index(self._active) if self._active in panels else 0
 
     def _header_lines(self, width: int) -> list[Line]:
         lines = texts.header(
@@ -301,6 +331,9 @@ class ProfilerApp(App[None]):
         """Draw the figures again."""
         if not self._mounted:  # a late message: the widgets are gone
             return
+        if self._active not in self.panels:  # a replay went back to where no GPU had been used
+            self._arrange()
+            return
         snapshot = self.snapshot
         operations = self.query_one("#operations", OperationsPanel)
         if snapshot is None:
@@ -319,13 +352,17 @@ class ProfilerApp(App[None]):
         if not self._mounted:
             return
         dashboard = self.dashboard
+        if self._active not in self.panels:
+            self._active = "calls"
+        self.query_one("#calls", CallsPanel).with_gpu = dashboard
         container = self.query_one("#panels")
         container.set_class(dashboard, "dashboard")
         container.set_class(not dashboard, "single")
         shown = set(PANELS) if dashboard else {self.active_panel}
         for name in PANELS:
             self.query_one(f"#{name}").display = name in shown
-        self.query_one("#right").display = bool(shown & {"calls", "processes"})
+        self.query_one("#gpu").display = "gpu" in shown and not dashboard
+        self.query_one("#right").display = bool(shown & {"calls", "gpu", "processes"})
         self.query_one("#lower").display = bool(shown - {"operations"})
         self.query_one("#tabs").display = not dashboard
         self.query_one("#legend").display = "operations" in shown
@@ -417,10 +454,12 @@ class ProfilerApp(App[None]):
 
     def action_panel(self, step: int) -> None:
         """Another panel."""
-        self._show_panel((self._active + step) % len(PANELS))
+        panels = self.panels
+        now = panels.index(self._active) if self._active in panels else 0
+        self._show_panel(panels[(now + step) % len(panels)])
 
-    def _show_panel(self, index: int) -> None:
-        self._active = index
+    def _show_panel(self, name: str) -> None:
+        self._active = name
         self.query_one(f"#{self.active_panel}").display = True
         self.query_one(f"#{self.active_panel}", Table).focus()
         self._arrange()
@@ -554,13 +593,13 @@ class ProfilerApp(App[None]):
 
     def on_tab_strip_clicked(self, message: TabStrip.Clicked) -> None:
         """Show that panel."""
-        self._show_panel(message.index)
+        self._show_panel(self.panels[message.index])
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         """A click may give the focus to another panel."""
         widget: Widget = event.widget
-        if widget.id in PANELS and widget.id != self.active_panel:
-            self._active = PANELS.index(widget.id)
+        if widget.id in self.panels and widget.id != self.active_panel:
+            self._active = widget.id
             self.update()
 
     # Replay

@@ -71,6 +71,10 @@ class OperationLine:
     category_ns: tuple[int, ...]
     state_ns: tuple[int, ...]
     gpu_ns: int
+    gpu_activities: int = 0
+    queued_ns: int = 0  # from launch to start, of the activities that `queued` counts
+    queued: int = 0
+    resources_ns: tuple[int, ...] = ()  # in the order of RESOURCES; raw
     subtree_ns: int = 0  # wall time with nested operations, whatever the view: what "wall time" orders by
     matches: bool = True  # False: shown only because something inside it matches the filter
 
@@ -104,6 +108,9 @@ class OperationTable:
         return bool(self.lines) and all(not line.path for line in self.lines)
 
 
+RESOURCES = {"cpu_only": "CPU only", "cpu_gpu": "CPU + GPU", "gpu_only": "GPU only", "idle": "idle"}
+"""What an operation's time kept busy, as `OperationRow.resources_ns` names it and as people read it."""
+
 _NO_TIME = (0,) * len(Category)
 _NO_STATE = (0,) * len(ThreadState)
 
@@ -121,6 +128,10 @@ def _sum_lines(path: tuple[str, ...], lines: Iterable[OperationLine], own: Opera
             category_ns=_add(total.category_ns, line.category_ns),
             state_ns=_add(total.state_ns, line.state_ns),
             gpu_ns=total.gpu_ns + line.gpu_ns,
+            gpu_activities=total.gpu_activities + line.gpu_activities,
+            queued_ns=total.queued_ns + line.queued_ns,
+            queued=total.queued + line.queued,
+            resources_ns=_add(total.resources_ns or (0,) * len(RESOURCES), line.resources_ns or (0,) * len(RESOURCES)),
         )
     return total
 
@@ -133,7 +144,10 @@ def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
         if not view.takes(row):
             continue
         times = row.corrected_ns if corrected else row.category_ns
-        line = OperationLine(row.path, "", row.count, row.open_now, tuple(times), tuple(row.state_ns), row.gpu_ns)
+        line = OperationLine(
+            row.path, "", row.count, row.open_now, tuple(times), tuple(row.state_ns), row.gpu_ns, row.gpu_activities,
+            row.queued_ns, row.queued, tuple(row.resources_ns.get(name, 0) for name in RESOURCES),
+        )  # fmt: skip
         before = own.get(row.path)
         if before is not None:
             line = replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlscope_ebpf.live.snapshot import CallRow, Snapshot
+from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.tui.bars import meter, stacked_bar
@@ -187,56 +187,113 @@ def _arrow(kind: str) -> Callable[[int], Line]:
 
 
 class CallsPanel(FiguresPanel):
-    """CUDA calls by function and, where they were recorded, GPU kernels."""
+    """CUDA calls by function; where the GPU has no panel beside it, GPU kernels too."""
+
+    with_gpu = True
 
     def fill(self, snapshot: Snapshot, view: View) -> None:
         """Show the figures."""
         calls = call_lines(snapshot.cuda_calls, view)
-        kernels = call_lines(snapshot.gpu_kernels, view)
-        several = len({row.pid for row in (*calls, *kernels)}) > 1
-        columns = [
-            Column("name", "CUDA CALL", 18, right=False, grow=3, limit=60),
-            *([Column("pid", "PID", 7, drop=3)] if several else []),
-            Column("bar", "", 10, right=False, grow=2, drop=OPTIONAL, limit=40),
-            Column("share", "SHARE", 7),
-            Column("wall", "TOTAL", 8),
-            Column("count", "COUNT", 7),
-            Column("mean", "MEAN", 8, drop=2),
-            Column("p50", "P50", 8, drop=1),
-            Column("p99", "P99", 8),
-        ]
-        rows = self._rows_of("call", calls)
+        kernels = call_lines(snapshot.gpu_kernels, view) if self.with_gpu else ()
+        rows = _call_rows("call", calls)
         if kernels:
             rows += [Row(text=[]), Row(text=[Span("GPU KERNEL", "heading")])] if rows else []
-            rows += self._rows_of("kernel", kernels)
+            rows += _call_rows("kernel", kernels)
         if not rows:
-            rows = [Row(text=[]), *(Row(text=[Span(text, "dim")]) for text in self._nothing(snapshot))]
+            rows = [Row(text=[]), *(Row(text=[Span(text, "dim")]) for text in self._nothing())]
+        several = len({row.pid for row in (*calls, *kernels)}) > 1
+        self.show(_call_columns("CUDA CALL", several), rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
+
+    @staticmethod
+    def _nothing() -> tuple[str, ...]:
+        return ("No CUDA call so far.", "Calls are counted once the process has loaded libcuda or libcudart.")
+
+
+class GpuPanel(FiguresPanel):
+    """What ran on the GPU: kernels, copies, and how busy each device was."""
+
+    def fill(self, snapshot: Snapshot, view: View) -> None:
+        """Show the figures."""
+        kernels = call_lines(snapshot.gpu_kernels, view)
+        copies = [copy for copy in snapshot.gpu_copies if view.pid is None or copy.pid == view.pid]
+        devices = [device for device in snapshot.gpu_devices if view.pid is None or device.pid == view.pid]
+        pids = {*(row.pid for row in kernels), *(copy.pid for copy in copies), *(device.pid for device in devices)}
+        rows = _call_rows("kernel", kernels)
+        total = sum(copy.total_ns for copy in copies)
+        for title, found in (
+            ("GPU COPY", [_copy_row(copy, total) for copy in copies]),
+            ("GPU BUSY", [_device_row(device, snapshot) for device in devices]),
+        ):
+            if found:
+                rows += [Row(text=[]), Row(text=[Span(title, "heading")]), *found]
+        columns = _call_columns("GPU KERNEL", len(pids) > 1)
         self.show(columns, rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
 
-    @staticmethod
-    def _rows_of(kind: str, calls: Sequence[CallRow]) -> list[Row]:
-        total = sum(call.total_ns for call in calls)
-        return [
-            Row(
-                (kind, call.pid, call.name),
-                {
-                    "name": _named("", fmt.printable(call.name)),
-                    "pid": [Span(str(call.pid), "dim")],
-                    "bar": _meter_cell(_share(call.total_ns, total)),
-                    "share": _figure(fmt.percent(_share(call.total_ns, total))),
-                    "wall": _figure(fmt.duration(call.total_ns)),
-                    "count": _figure(fmt.count(call.count)),
-                    "mean": _figure(fmt.duration(call.total_ns / call.count if call.count else 0)),
-                    "p50": _figure(fmt.duration(call.p50_ns)),
-                    "p99": _figure(fmt.duration(call.p99_ns)),
-                },
-            )
-            for call in calls
-        ]
 
-    @staticmethod
-    def _nothing(snapshot: Snapshot) -> tuple[str, ...]:
-        return ("No CUDA call so far.", "Calls are counted once the process has loaded libcuda or libcudart.")
+def _call_columns(title: str, several: bool) -> list[Column]:
+    return [
+        Column("name", title, 18, right=False, grow=3, limit=60),
+        *([Column("pid", "PID", 7, drop=3)] if several else []),
+        Column("bar", "", 10, right=False, grow=2, drop=OPTIONAL, limit=40),
+        Column("share", "SHARE", 7),
+        Column("wall", "TOTAL", 8),
+        Column("count", "COUNT", 7),
+        Column("mean", "MEAN", 8, drop=2),
+        Column("p50", "P50", 8, drop=1),
+        Column("p99", "P99", 8),
+    ]
+
+
+def _call_rows(kind: str, calls: Sequence[CallRow]) -> list[Row]:
+    total = sum(call.total_ns for call in calls)
+    return [
+        Row(
+            (kind, call.pid, call.name),
+            {
+                "name": _named("", fmt.printable(fmt.kernel(call.name) if kind == "kernel" else call.name)),
+                "pid": [Span(str(call.pid), "dim")],
+                "bar": _meter_cell(_share(call.total_ns, total)),
+                "share": _figure(fmt.percent(_share(call.total_ns, total))),
+                "wall": _figure(fmt.duration(call.total_ns)),
+                "count": _figure(fmt.count(call.count)),
+                "mean": _figure(fmt.duration(call.total_ns / call.count if call.count else 0)),
+                "p50": _figure(fmt.duration(call.p50_ns)),
+                "p99": _figure(fmt.duration(call.p99_ns)),
+            },
+        )
+        for call in calls
+    ]
+
+
+def _copy_row(copy: CopyRow, total_ns: int) -> Row:
+    return Row(
+        ("copy", copy.pid, copy.direction),
+        {
+            "name": [Span(fmt.direction(copy.direction), "strong"), Span(f"  {fmt.size(copy.bytes)}", "dim")],
+            "pid": [Span(str(copy.pid), "dim")],
+            "bar": _meter_cell(_share(copy.total_ns, total_ns)),
+            "share": _figure(fmt.percent(_share(copy.total_ns, total_ns))),
+            "wall": _figure(fmt.duration(copy.total_ns)),
+            "count": _figure(fmt.count(copy.count)),
+            "mean": _figure(fmt.duration(copy.total_ns / copy.count if copy.count else 0)),
+        },
+    )
+
+
+def _device_row(device: DeviceRow, snapshot: Snapshot) -> Row:
+    """A device's share is of its process's time."""
+    process = next((process for process in snapshot.processes if process.pid == device.pid), None)
+    share = _share(device.busy_ns, process.end_ns - process.start_ns if process else snapshot.elapsed_ns)
+    return Row(
+        ("device", device.pid, device.index),
+        {
+            "name": [Span(f"device {device.index}", "strong")],
+            "pid": [Span(str(device.pid), "dim")],
+            "bar": _meter_cell(share),
+            "share": _figure(fmt.percent(share)),
+            "wall": _figure(fmt.duration(device.busy_ns)),
+        },
+    )
 
 
 def _meter_cell(fraction: float) -> Callable[[int], Line]:

@@ -10,7 +10,7 @@ from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import ImportantNotice
 from rlscope_ebpf.tui.bars import FILLS, meter
-from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, calibrated
+from rlscope_ebpf.tui.figures import RESOURCES, OperationLine, OperationTable, View, calibrated
 from rlscope_ebpf.tui.source import ReplayState
 from rlscope_ebpf.tui.spans import Line, Span, cut, flow, width_of
 
@@ -205,11 +205,29 @@ def details(line: OperationLine | None, width: int, *, lines: int = 2) -> list[L
         ns = line.state_ns[state]
         if ns:
             items.append([Span(f"{word} ", "dim"), Span(fmt.percent(ns / total), "text")])
-    if line.gpu_ns:
-        items.append([Span("GPU ", "dim"), Span(fmt.duration(line.gpu_ns), "text")])
+    items += _gpu_details(line)
     if line.open_now:
         items.append([Span("open now ", "dim"), Span(fmt.count(line.open_now), "text")])
     return flow(items, width, _BAR, lines=lines, indent=2)
+
+
+def _gpu_details(line: OperationLine) -> list[Line]:
+    """The GPU's work for the operation, and what was busy in its time; nothing where there is no GPU."""
+    items: list[Line] = []
+    if line.gpu_ns:
+        work = f"{fmt.duration(line.gpu_ns)} in {fmt.count(line.gpu_activities)}" if line.gpu_activities else ""
+        items.append([Span("GPU ", "dim"), Span(work or fmt.duration(line.gpu_ns), "text")])
+    if line.queued:
+        items.append([Span("queued ", "dim"), Span(fmt.duration(line.queued_ns / line.queued), "text")])
+    parts = dict(zip(RESOURCES, line.resources_ns, strict=False))
+    if parts.get("cpu_gpu") or parts.get("gpu_only"):
+        whole = sum(parts.values())
+        items += [
+            [Span(f"{RESOURCES[name]} ", "dim"), Span(fmt.percent(ns / whole), "text")]
+            for name, ns in parts.items()
+            if ns and name in ("cpu_gpu", "gpu_only")
+        ]
+    return items
 
 
 def _keyed(text: str) -> Line:

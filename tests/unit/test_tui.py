@@ -293,13 +293,13 @@ async def test_bars() -> None:
 async def test_panels() -> None:
     async with shown(fakes.FakeSource(fakes.several())) as (app, pilot):
         seen = []
-        for _ in range(4):
+        for _ in range(5):
             table = app.query_one(f"#{app.active_panel}", Table)
             assert table.has_focus
             assert [other.id for other in app.query(Table) if other.display] == [table.id]
             seen.append(app.active_panel)
             await pilot.press("tab")
-        assert seen == ["operations", "transitions", "calls", "processes"]
+        assert seen == ["operations", "transitions", "calls", "gpu", "processes"]
         assert app.active_panel == "operations"
         await pilot.press("shift+tab")
         assert app.active_panel == "processes"
@@ -339,11 +339,12 @@ async def test_no_call_yet() -> None:
 async def test_zoom_on_a_large_screen() -> None:
     async with shown(fakes.FakeSource(fakes.several()), LARGE) as (app, pilot):
         assert app.dashboard
-        assert all(table.display for table in app.query(Table))
+        # The calls' panel shows kernels as well.
+        assert [table.id for table in app.query(Table) if not table.display] == ["gpu"]
         await pilot.press("tab", "z")
         assert [table.id for table in app.query(Table) if table.display] == ["transitions"]
         await pilot.press("z")
-        assert all(table.display for table in app.query(Table))
+        assert [table.id for table in app.query(Table) if not table.display] == ["gpu"]
         assert app.query_one("#transitions").has_focus
 
 
@@ -608,6 +609,35 @@ async def test_resizing() -> None:
         await until(pilot, lambda: app.query_one("#processes").display)
 
 
+async def test_the_gpu_has_a_panel_where_it_is_used() -> None:
+    source = fakes.FakeSource(fakes.running())
+    async with shown(source) as (app, pilot):
+        assert "gpu" not in app.panels
+        assert "GPU  " not in text_of(app).splitlines()[4]
+        for name in ("transitions", "calls", "processes", "operations"):
+            await pilot.press("tab")
+            assert app.active_panel == name
+        source.current = fakes.on_gpu()
+        app.fetch()
+        await until(pilot, lambda: "gpu" in app.panels)
+        for _ in range(3):
+            await pilot.press("tab")
+        assert app.active_panel == "gpu"
+        await until(pilot, lambda: app.query_one("#gpu").display)
+        whole = text_of(app)
+        for what in (
+            "ampere_sgemm_128x64_tn",
+            "multi_tensor_apply_kernel",
+            "host → device",
+            "device 1",
+        ):
+            assert what in whole
+        source.current = fakes.running()  # as in a replay that goes back
+        app.fetch()
+        await until(pilot, lambda: app.active_panel == "calls")
+        assert not app.query_one("#gpu").display
+
+
 async def test_names_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J[bold]\x07"
     rows = (fakes.operation((evil,), (5, 0, 0, 0, 0), 1, phase=evil),)
@@ -635,6 +665,8 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], tuple[str, ...], tuple[tuple[i
     "filter": (fakes.running, ("slash", "o", "p", "t"), (SMALL, LARGE)),
     "transitions": (fakes.running, ("z", "tab"), (SMALL, LARGE)),
     "calls": (fakes.several, ("z", "tab", "tab"), (SMALL, LARGE)),
+    "gpu": (fakes.on_gpu, ("z", "tab", "tab", "tab"), (SMALL, LARGE)),
+    "gpu-operations": (fakes.on_gpu, ("down",), (SMALL, LARGE)),
     "processes": (fakes.several, ("z", "shift+tab"), (SMALL, LARGE)),
     "several": (fakes.several, (), (LARGE,)),
     "nested": (fakes.running, ("i", "u", "b"), (SMALL, LARGE)),

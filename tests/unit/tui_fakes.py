@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
 from rlscope_ebpf.tui.source import ReplayState
@@ -156,6 +156,38 @@ def several() -> Snapshot:
     )
     return running(
         processes=(TRAINER, WORKER, GONE), operations=(*OPERATIONS, *worker), cuda_calls=calls, gpu_kernels=kernels
+    )
+
+
+def on_gpu() -> Snapshot:
+    """The GPU is used and recorded."""
+    rows = []
+    for row in OPERATIONS:
+        on_cpu, blocked = row.wall_ns - row.state_ns[2], row.state_ns[2]
+        both, alone = min(row.gpu_ns, on_cpu) // 2, min(row.gpu_ns, blocked) // 3
+        resources = {"cpu_only": on_cpu - both, "cpu_gpu": both, "gpu_only": alone, "idle": blocked - alone}
+        activities = row.gpu_ns // 8_000
+        rows.append(
+            replace(
+                row, resources_ns=resources, gpu_activities=activities, queued=activities, queued_ns=activities * 5_300
+            )
+        )
+    add = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >"
+    names = ("ampere_sgemm_128x64_tn", f"{add}(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)",
+             "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::Adam>(int)")  # fmt: skip
+    return running(
+        info=replace(INFO, gpu="cupti", gpu_reason=""),
+        operations=tuple(rows),
+        gpu_kernels=tuple(
+            CallRow(4242, name, 240_000 // (n + 1), 1_700 * MS // (n + 1), 15_000 // (n + 2), 31_000)
+            for n, name in enumerate(names)
+        ),
+        gpu_copies=(
+            CopyRow(4242, "host_to_device", 98_304, 410 * MS, 3_221_225_472),
+            CopyRow(4242, "device_to_host", 49_152, 120 * MS, 12_582_912),
+            CopyRow(4242, "set", 1_920, 6 * MS, 125_829_120),
+        ),
+        gpu_devices=(DeviceRow(4242, 0, 3_670 * MS), DeviceRow(4242, 1, 70 * MS)),
     )
 
 
