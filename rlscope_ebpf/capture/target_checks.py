@@ -70,7 +70,7 @@ def check_seccomp(target: TargetProcess) -> Check:
         "seccomp",
         "warning",
         f"{mode}: on this kernel the filter may end the process at a return probe, so none is used",
-        "Upgrade to Linux 6.14 or newer to see the ends of calls.",
+        "Upgrade to Linux 6.14 or newer: what takes their place costs more.",
     )
 
 
@@ -92,7 +92,7 @@ def check_probes(
     try:
         objects = MapsWatcher(target.pid).poll() or []
         switcher = planner.find_switcher(objects)
-        if switcher is not None:
+        if switcher is not None or not target.allows_return_probes:
             planner.avoid_returns()
         plan = planner.plan(objects)
     except ProfilerError as error:

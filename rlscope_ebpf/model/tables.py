@@ -135,7 +135,7 @@ class Losses:
     events: int = 0  # the events ring was full
     texts: int = 0  # the texts ring was full
     gpu_records: int = 0  # GPU activity that never came: dropped by CUPTI, by the helper, or because a ring was full
-    unmatched: int = 0  # ends without a begin
+    unmatched: int = 0  # ends without a begin, and calls that could not be followed
     healed: int = 0  # returns never seen, closed by stack pointer
     threads: int = 0  # the per-thread map was full
     truncated_names: int = 0  # names (not calls) of the full 127 bytes: longer ones are cut to that
