@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from rlscope_ebpf.errors import UnsupportedError
 
 PATH_VARIABLE = "RLSCOPE_BCC_PATH"
 """Environment variable: folders (colon-separated) that hold the `bcc` package, looked at before all others."""
+
+_IMPORTING = threading.Lock()
 
 MINIMUM_VERSION = (0, 18)
 """Oldest release whose Python module reads ring buffers (Ubuntu 22.04 ships it)."""
@@ -93,7 +96,8 @@ def load_bcc(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) -> Modu
     Raises:
         UnsupportedError: BCC is missing, too old, broken, or only PyPI's unrelated package was found.
     """
-    loaded = sys.modules.get("bcc")
+    with _IMPORTING:  # by another thread, perhaps
+        loaded = sys.modules.get("bcc")
     if loaded is not None and hasattr(loaded, "BPF"):
         return loaded
     candidates = find_candidates(distribution_folders)
@@ -107,7 +111,9 @@ def load_bcc(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) -> Modu
             f"BCC {genuine[0].version} in {genuine[0].folder} is too old: {oldest_accepted} or newer is needed.",
             "Upgrade it: " + install_hint().removeprefix("Install it with "),
         )
-    return _import_package(recent[0])
+    with _IMPORTING:
+        loaded = sys.modules.get("bcc")
+        return loaded if loaded is not None and hasattr(loaded, "BPF") else _import_package(recent[0])
 
 
 def bcc_version(module: ModuleType) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ before NumPy has been imported.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,9 @@ TRACEPOINTS: dict[str, str] = {
 
 BCC_OPTIMISES = ("-Xclang", "-disable-llvm-passes")
 """Clang need not optimise: BCC lets LLVM do it once more in any case. A fifth of the time."""
+
+COMPILER = threading.Lock()
+"""Held while compiling: two compilations in one process at the same time make LLVM throw."""
 
 _PAGE = 4096
 
@@ -90,11 +94,13 @@ def compile_programs(method: str) -> CompiledPrograms:
     if method == "session":
         flags.append("-DRLS_SESSION")
     try:
-        return _compile(method, bcc, text, [*flags, *BCC_OPTIMISES])
+        with COMPILER:
+            return _compile(method, bcc, text, [*flags, *BCC_OPTIMISES])
     except Exception:
         pass  # perhaps this BCC does not
     try:
-        return _compile(method, bcc, text, flags)
+        with COMPILER:
+            return _compile(method, bcc, text, flags)
     except Exception as error:  # BCC raises bare Exceptions
         raise UnsupportedError(
             f"The kernel's BPF programs could not be loaded ({error}).",

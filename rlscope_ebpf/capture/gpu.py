@@ -7,6 +7,7 @@ probes that somebody listens, and leaves by itself when they are gone: there is 
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.bcc_import import load_bcc
-from rlscope_ebpf.capture.compiler import BCC_OPTIMISES
+from rlscope_ebpf.capture.compiler import BCC_OPTIMISES, COMPILER
 from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.gpu_layout import (
     BATCH_DTYPE,
+    STATE_SYMBOL,
+    STATUS_DTYPE,
     SYMBOLS,
     TEXT_DTYPE,
     HelperStatus,
@@ -25,9 +28,12 @@ from rlscope_ebpf.capture.gpu_layout import (
     parse_status,
 )
 from rlscope_ebpf.capture.links import ATTACH_TYPES, Link, attach
+from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
+from rlscope_ebpf.capture.preparation import leave_working_folder
 from rlscope_ebpf.capture.programs import BpfMap, possible_cpus
 from rlscope_ebpf.capture.ring import Ring
-from rlscope_ebpf.errors import UnsupportedError
+from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 from rlscope_ebpf.paths import probes_dir
 
 BATCH_RING_BYTES = 32 << 20
@@ -90,7 +96,8 @@ class GpuCapture:
         ]
         text = (probes_dir() / "gpu.bpf.c").read_text()
         try:
-            self._module: Any = _compile(bcc, text, flags)
+            with COMPILER:
+                self._module: Any = _compile(bcc, text, flags)
             loaded = self._module.load_func("rls_gpu", bcc.BPF.KPROBE, attach_type=ATTACH_TYPES[self._method])
         except Exception as error:  # BCC raises bare Exceptions
             raise UnsupportedError(
@@ -157,6 +164,71 @@ class GpuCapture:
         self._batches.close()
         self._texts.close()
         self._module.cleanup()
+
+
+class GpuPreparation:
+    """Makes a GpuCapture in a thread of its own, once it is known to be needed: compiling takes a while."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._made: GpuCapture | None = None
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was needed."""
+        return self._thread is not None
+
+    def begin(self) -> None:
+        """Start, unless that was done."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._make, name="gpu-compiler")
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is done, if it was begun."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def take(self) -> GpuCapture | None:
+        """What was made, which then belongs to the caller; None: not yet. Raises ProfilerErrors if it cannot be."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        if self._error is not None:
+            raise self._error
+        made, self._made = self._made, None
+        return made
+
+    def close(self) -> None:
+        """Wait until the compiler is done, and unload what nobody took."""
+        self.wait()
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def _make(self) -> None:
+        leave_working_folder()
+        try:
+            self._made = GpuCapture(self._method)
+        except Exception as error:  # raised where the capture is asked for
+            self._error = error
+
+
+def read_status(pid: int, mapped: MappedObject) -> HelperStatus | None:
+    """The state of the helper mapped in a process, from its memory; None if that cannot be read or is none of ours."""
+    path = host_path(pid, mapped)
+    if path is None:
+        return None
+    try:
+        with ElfFile(path) as elf, ProcessMemory(pid) as memory:
+            bias = load_bias(elf, mapped)
+            for vaddr, _ in elf.objects_named(STATE_SYMBOL.encode()):
+                if bias is not None:
+                    return parse_status(pid, memory.read(bias + vaddr, STATUS_DTYPE.itemsize))
+    except (OSError, ProfilerError):
+        pass
+    return None
 
 
 def _compile(bcc: Any, text: str, flags: list[str]) -> Any:

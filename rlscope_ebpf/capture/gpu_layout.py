@@ -60,6 +60,10 @@ SYMBOLS: Final[dict[str, Function]] = {
 """The helper's functions that are probed."""
 
 
+STATE_SYMBOL: Final = "rlscope_gpu_state"
+"""The data symbol of the helper's state."""
+
+
 class HelperState(IntEnum):
     """`enum rlscope_gpu_state_number`."""
 

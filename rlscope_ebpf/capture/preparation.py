@@ -17,6 +17,11 @@ _CLONE_FS = 0x200  # include/uapi/linux/sched.h: working folder, root and umask
 _LIBC = ctypes.CDLL(None)
 
 
+def leave_working_folder() -> bool:
+    """Give the calling thread a working folder of its own, which BCC may change. False where that is forbidden."""
+    return bool(_LIBC.unshare(_CLONE_FS) == 0)
+
+
 class Preparation:
     """Compiles and loads the BPF programs in a thread of its own. Use as a context manager.
 
@@ -64,7 +69,7 @@ class Preparation:
             self._engine = None
 
     def _make(self) -> None:
-        if _LIBC.unshare(_CLONE_FS) != 0:
+        if not leave_working_folder():
             self._asked.wait()
         if not self._wanted_still:
             return

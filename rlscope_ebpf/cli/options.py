@@ -55,7 +55,9 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Choice(GPU_MODES),
         default="auto",
         show_default=True,
-        help="Where GPU kernel times come from. This version measures none, whatever is chosen, but CUDA API calls.",
+        help="GPU kernel times, told by a helper library in the program. auto: if it can be loaded without delay (by "
+        "`run` always, by `attach` with Frida); cupti: `attach` may also use gdb, which stops the program for a second "
+        "or so; off: none, and nothing is loaded.",
     ),
     click.option(
         "--attach-method",

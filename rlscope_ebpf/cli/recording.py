@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlscope_ebpf.capture.launch import LaunchedCommand
     from rlscope_ebpf.capture.preparation import Preparation
     from rlscope_ebpf.live.snapshot import Snapshot
+    from rlscope_ebpf.session.gpu_launch import LaunchedHelper
     from rlscope_ebpf.session.runner import Profiler
 
 TICK_S = 0.1
@@ -184,6 +185,7 @@ def record(
     command: LaunchedCommand | None = None,
     preparation: Preparation | None = None,
     notices: Sequence[str] = (),
+    launched_gpu: LaunchedHelper | None = None,
 ) -> Recording:
     """Capture until it ends, and print the summary on stdout and the trace's name on stderr.
 
@@ -192,6 +194,7 @@ def record(
         command: a held command to let go once the probes are attached; its end ends the capture.
         preparation: what has been made ready for the capture already.
         notices: sentences to show, in addition to those of the profiler.
+        launched_gpu: how the GPU helper gets into the command.
 
     Raises:
         ProfilerError: nothing was captured.
@@ -210,6 +213,7 @@ def record(
                 profiler.patient = command is not None
                 profiler.notices.extend(notices)
                 profiler.preparation = preparation
+                profiler.launched_gpu = launched_gpu
                 profiler.calibrate = lambda engine: calibration_for(engine, profiler.notices.append)
                 profiler.attach()
                 interruptions.begin()

@@ -51,13 +51,15 @@ def run_command(words: Sequence[str], options: CaptureOptions, *, notices: Seque
     """
     from rlscope_ebpf.capture.launch import launch, sudo_identity
     from rlscope_ebpf.cli.recording import record, trace_path, wants_tui
+    from rlscope_ebpf.session.gpu_launch import prepare_environment
 
     said = list(notices)
     with ExitStack() as stack:
         log = stack.enter_context(_Log(options.output)) if wants_tui(options) else None
-        child = stack.enter_context(
-            launch(words, output=None if log is None else log.descriptor, identity=sudo_identity())
-        )
+        identity = sudo_identity()
+        gpu = stack.enter_context(prepare_environment(options.gpu, identity))
+        output = None if log is None else log.descriptor
+        child = stack.enter_context(launch(words, output=output, identity=identity, environment=gpu.environment))
         announce(f"the command, process {child.pid}")
         options = replace(options, pids=(child.pid,))
         options = replace(options, output=trace_path(options))
@@ -65,7 +67,7 @@ def run_command(words: Sequence[str], options: CaptureOptions, *, notices: Seque
             said.append(f"The command's output goes to {log.settle(options)}.")
         if not child.stopped:
             said.append("The command could not be held (ptrace is forbidden), so its first moments are not seen.")
-        recording = record(options, command=child, notices=said)
+        recording = record(options, command=child, notices=said, launched_gpu=gpu.helper)
         status = _exit_status(child, recording)
     if recording.failure is not None:
         raise recording.failure

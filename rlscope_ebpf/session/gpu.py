@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.model.gpu import GPU_DTYPE, GPU_RECORD_DTYPE, IS_WORK, GpuKind
 from rlscope_ebpf.model.keys import Ints, KeyRows, grown, pair
-from rlscope_ebpf.model.tables import Batch, Counters, Losses
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
 from rlscope_ebpf.session.gpu_timeline import ThreadTimelines
 from rlscope_ebpf.session.gpu_waiting import LAUNCH_DTYPE, WaitingLaunches
 from rlscope_ebpf.session.registry import Registry
@@ -89,14 +89,30 @@ class GpuMatcher:
         names = self._names[process] = grown(self._names.get(process, np.zeros(64, np.uint32)), number + 1)
         names[number] = self._registry.string(name)
 
+    def define(self, definitions: Iterable[Definition]) -> None:
+        """Learn which threads there are, from a batch that is not given to `advance` as no GPU is in use yet."""
+        self._threads.define(definitions)
+
+    def remember(self, intervals: NDArray[np.void]) -> None:
+        """Learn where threads were, from such a batch: all its intervals, batches in their order."""
+        self._threads.add(intervals)
+
     def advance(
-        self, batch: Batch, records: NDArray[np.void], pid: NDArray[np.uint32], *, read_ns: int = 0, last: bool = False
+        self,
+        batch: Batch,
+        records: NDArray[np.void],
+        pid: NDArray[np.uint32],
+        *,
+        read_ns: int = 0,
+        last: bool = False,
+        queued_ns: int | None = None,
     ) -> None:
         """Match records (GPU_RECORD_DTYPE) of the processes `pid`, element by element.
 
         `batch` is the session's of this turn, before it goes to the sinks: its definitions and intervals tell where
         threads were, and it gets the rows. `read_ns`: when the records were read, if later than `batch.now_ns`.
-        `last`: nothing more comes, nothing waits any longer.
+        `last`: nothing more comes, nothing waits any longer. Launches after `queued_ns` are then not missed: they may
+        still have been in a queue.
         """
         self._threads.define(batch.definitions)
         intervals = batch.tables.get("intervals")
@@ -112,7 +128,7 @@ class GpuMatcher:
         activities = np.concatenate([self._activities, _chosen(pending, IS_WORK[kind])])
         parts += self._join(activities, now_ns, last)
         if last:
-            self._launches.give_up()
+            self._launches.give_up(queued_ns)
         else:
             self._launches.expire(now_ns)
         rows = np.concatenate(parts)

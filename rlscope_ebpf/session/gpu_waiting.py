@@ -95,8 +95,10 @@ class WaitingLaunches:
             keep[kept[np.argpartition(rows["start_ns"][kept], excess - 1)[:excess]]] = False
         self._keep(keep)
 
-    def give_up(self) -> None:
-        """Nothing more comes."""
+    def give_up(self, queued_ns: int | None = None) -> None:
+        """Nothing more comes. Launches after `queued_ns` are not counted."""
+        if queued_ns is not None:
+            self._rows["matched"] |= self._rows["start_ns"] >= queued_ns
         self._keep(np.zeros(len(self._rows), np.bool_))
 
     def _keep(self, keep: NDArray[np.bool_]) -> None:

@@ -74,6 +74,11 @@ class Matcher:
         self._late = 0
 
     @property
+    def registry(self) -> Registry:
+        """What its ids mean; others may add to it, and hand out what they added."""
+        return self._registry
+
+    @property
     def losses(self) -> Losses:
         """Running totals of the losses noticed here; the other fields are 0."""
         return Losses(

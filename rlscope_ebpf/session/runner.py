@@ -20,6 +20,7 @@ from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.engine import Engine, armed_sites
+from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
@@ -33,10 +34,12 @@ from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses, ProbeInfo
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, GpuSource, Losses, ProbeInfo
 from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
+from rlscope_ebpf.session.gpu_launch import LaunchedHelper
+from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
 from rlscope_ebpf.session.guard import nests_deeply, why_switching
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
@@ -71,8 +74,6 @@ _FIRST = frozenset({Group.MARKER, Group.GATE})
 
 _DRAIN_LOOKS = 50
 """How often the end of a session looks for an event that a preempted thread has not finished."""
-
-GPU_REASON = "GPU kernel times are not measured by this version; CUDA API calls are."
 
 
 class Profiler:
@@ -112,6 +113,10 @@ class Profiler:
         self._rules = RuleWatch(options)
         self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
         self._started: Matcher | None = None
+        self.launched_gpu: LaunchedHelper | None = None
+        """How the GPU helper gets into a command that was launched; None: the targets were running already."""
+        self._gpu: GpuWatch | None = None
+        self._gpu_preparation: GpuPreparation | None = None
 
     def __enter__(self) -> Profiler:
         return self
@@ -152,6 +157,9 @@ class Profiler:
     def attach(self) -> None:
         """Attach to every process of the options. Raises ProfilerErrors; nothing stays attached then."""
         processes = [inspect(pid) for pid in self.options.pids]
+        gpu = self._gpu_preparation = GpuPreparation(choose_attach_method(self.options.attach_method))
+        if expects_gpu(self.options.gpu, self.launched_gpu):
+            gpu.begin()
         plans: list[tuple[Target, list[Plan]]] = []
         with self.preparation or Preparation(self.options.attach_method) as preparation:
             for process in processes:
@@ -172,6 +180,8 @@ class Profiler:
         # they enclose, figures would be wrong.
         self._loaded_ns = start_ns = monotonic_ns()
         self._started = Matcher(start_ns, thread_name=thread_name, costs=self.costs if self.costs.calibrated else None)
+        registry = self._started.registry
+        self._gpu = GpuWatch(self.options.gpu, gpu, registry, self.notices, self.launched_gpu)
         for target, planned in plans:
             target.start_ns = start_ns
             self._let_through(target, planned)
@@ -213,6 +223,8 @@ class Profiler:
         for sink in self.sinks:
             sink.finish(end)
         self._engine.begin_detach()
+        if self._gpu:
+            self._gpu.close()
         return end
 
     @property
@@ -226,6 +238,10 @@ class Profiler:
 
     def close(self) -> None:
         """Detach from everything. Safe to call twice."""
+        if self._gpu:
+            self._gpu.close()
+        if self._gpu_preparation:
+            self._gpu_preparation.close()
         if self._loaded:
             self._loaded.close()
             self._loaded = None
@@ -326,6 +342,8 @@ class Profiler:
         )
         self._seed_again(target, known)
         self._follow_interpreter(target, target.watcher.objects.values())
+        if self._gpu:
+            self._gpu.look(target, target.watcher.objects.values())
 
     def _follow_interpreter(self, target: Target, objects: Iterable[MappedObject]) -> None:
         """Look by the clock which threads run Python, if the interpreter is among `objects`."""
@@ -404,11 +422,7 @@ class Profiler:
         self.costs.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
-        target.returning += [
-            probe
-            for site, probe in zip(sites, probes, strict=True)
-            if site.returns and not expected
-        ]
+        target.returning += [probe for site, probe in zip(sites, probes, strict=True) if site.returns and not expected]
         if expected:
             target.expected = list(zip(sites, probes, strict=True))
         else:
@@ -431,6 +445,7 @@ class Profiler:
 
     def _session_info(self, start_ns: int) -> SessionInfo:
         capture = self.options.as_dict() | {"attach_method": self._engine.method}
+        gpu = self._gpu.source if self._gpu else GpuSource("off")
         return SessionInfo(
             tool_version=__version__,
             host=platform.node(),
@@ -438,8 +453,8 @@ class Profiler:
             started_at=_rfc3339(),
             start_ns=start_ns,
             realtime_offset_ns=_realtime_offset_ns(),
-            gpu="off" if self.options.gpu == "off" else "unavailable",
-            gpu_reason=GPU_REASON,
+            gpu=gpu.mode,
+            gpu_reason=gpu.reason,
             capture=capture,
             calibration=self.costs.as_dict(),
         )
@@ -478,7 +493,7 @@ class Profiler:
             names = read_names(int(text["pid"]), addresses)
             self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
 
-    def _hand_out(self, batch: Batch) -> None:
+    def _hand_out(self, batch: Batch, *, last: bool = False, queued_since_ns: int | None = None) -> None:
         if self._definitions:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
@@ -486,6 +501,8 @@ class Profiler:
         self.costs.watch(counters)
         batch.losses = self._losses(batch.losses, counters)
         batch.counters = self._work(counters)
+        if self._gpu:
+            self._gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
         batch.notices = self.notices[self._notices_given :]
         self._notices_given += len(batch.notices)
         for sink in self.sinks:
@@ -539,6 +556,8 @@ class Profiler:
                     self._look_again(target)
             self._check_expected(target, new)
             self._follow_interpreter(target, new)
+            if self._gpu:
+                self._gpu.look(target, new)
             self._guard_returns(target, new, loads)
             new += target.take_unplanned()
             for planner in target.planners:
@@ -629,6 +648,8 @@ class Profiler:
             if self._received == before:  # an event is still being written
                 patience -= 1
                 time.sleep(SETTLE_NS / 1e9)
+        if self._gpu:
+            self._gpu.settle()
         ends = [target.end_ns for target in self._targets.values()]
         if reason == "exited":
             end_ns = max(end for end in ends if end is not None)
@@ -636,7 +657,8 @@ class Profiler:
             if target.end_ns is None:
                 target.end_ns = end_ns
             self._matcher.update_process(target.info())
-        self._hand_out(self._matcher.finish(end_ns))
+        queued_since_ns = None if reason == "exited" else end_ns - QUEUED_NS
+        self._hand_out(self._matcher.finish(end_ns), last=True, queued_since_ns=queued_since_ns)
         return end_ns
 
 

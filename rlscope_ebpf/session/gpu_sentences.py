@@ -1,0 +1,63 @@
+"""What is said of the GPU helper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from rlscope_ebpf.capture.gpu_files import LIBRARY_VARIABLE
+from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
+
+NO_CUDA: Final = "The target has not loaded CUDA"
+NO_USE: Final = "The target has loaded CUDA, and has not made use of it"
+
+_INSUFFICIENT_PRIVILEGES: Final = 35  # CUPTI_ERROR_INSUFFICIENT_PRIVILEGES
+_FEW_BATCHES: Final = 8  # without a kernel in them: something is wrong
+
+
+def not_active(status: HelperStatus) -> str:
+    """Why a helper takes no records: problem and remedy."""
+    who = f"process {status.pid}"
+    if status.state == HelperState.FOREIGN:
+        return (
+            f"Another profiler (torch.profiler, Nsight) uses CUPTI in {who}, and it is left alone: no GPU times. "
+            "Profile without it."
+        )
+    if status.state == HelperState.NO_LIBRARY:
+        return (
+            f"No libcupti was found in {who}: no GPU times. Install it there (`pip install nvidia-cuda-cupti-cu12`, "
+            f"or the CUDA toolkit), or name it in {LIBRARY_VARIABLE}."
+        )
+    if status.state == HelperState.WRONG_VERSION:
+        return (
+            f"The libcupti of {who} has version {status.cupti_version}, which is not known here: no GPU times. "
+            "CUDA 12 and 13 are; update rlscope-ebpf."
+        )
+    if status.error == _INSUFFICIENT_PRIVILEGES:
+        return (
+            f"The driver does not let {who} use CUPTI (error {status.error}): no GPU times. Load the driver's module "
+            "with NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN."
+        )
+    what = f" in {status.failed_call}" if status.failed_call else ""
+    return (
+        f"CUPTI failed in {who} (error {status.error}{what}): no GPU times. NVIDIA's cupti_result.h says what it means."
+    )
+
+
+def what_went_wrong(pid: int, since: Mapping[str, int]) -> Iterator[str]:
+    """What its counters, as far as they are this session's, say about a helper that was active."""
+    if since["no_buffer"]:
+        yield (
+            f"The GPU helper in process {pid} ran out of memory {since['no_buffer']:,} times: records were dropped. "
+            "GPU times are too low."
+        )
+    if since["broken"]:
+        yield f"{since['broken']:,} buffers of CUPTI's in process {pid} could not be read. GPU times are too low."
+    activities = since["kernels"] + since["copies"] + since["sets"] + since["graphs"]
+    if since["launches"] and not activities and since["batches"] >= _FEW_BATCHES:
+        yield (
+            f"CUPTI told of {since['launches']:,} launches in process {pid}, but of nothing that the GPU did. "
+            "GPU times are missing."
+        )
+    if since["lost_names"]:
+        yield f"Process {pid} has so many kernels that {since['lost_names']:,} of their names are not known."

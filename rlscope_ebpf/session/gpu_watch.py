@@ -1,0 +1,286 @@
+"""The GPU in a session: the helper in each target, what it tells, and what is to be said of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlscope_ebpf.capture.demangle import demangled
+from rlscope_ebpf.capture.gpu import GpuCapture, GpuPreparation, GpuRead, read_status
+from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, LIBRARY_VARIABLE
+from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
+from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.errors import ProfilerError
+from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK
+from rlscope_ebpf.model.tables import Batch, GpuSource, ImportantNotice
+from rlscope_ebpf.session.gpu import GpuMatcher
+from rlscope_ebpf.session.gpu_launch import LaunchedHelper
+from rlscope_ebpf.session.gpu_sentences import NO_CUDA, NO_USE, not_active, what_went_wrong
+from rlscope_ebpf.session.options import GpuMode
+from rlscope_ebpf.session.registry import Registry
+from rlscope_ebpf.session.target import Target, monotonic_ns
+from rlscope_ebpf.session.thread_ids import ThreadIds
+
+LAST_S = 0.35
+"""So long after the end the helper is still listened to: it hands out what the GPU has done ten times a second."""
+
+QUEUED_NS = 2_000_000_000
+"""What was launched in the last moments may still be in a queue when a session ends before its targets do."""
+
+ANSWER_NS = 10_000_000_000
+"""The helper says within so long what became of its start."""
+
+RECENT_NS = 2_000_000_000
+"""CUDA in a target is noticed within so long."""
+
+_READS = 16  # at a time: each is 8 MB at most
+_CUDA = ("libcuda.so", "libcudart.so", HELPER_PREFIX)
+_GPU_DEVICE = Path("/dev/nvidiactl")
+_LOST = ("dropped", "lost_launches")
+_INVALID = ("zero_time", "reversed_time", "out_of_range")
+
+
+def expects_gpu(mode: GpuMode, launched: LaunchedHelper | None) -> bool:
+    """Whether a command that is to be started may be expected to use a GPU."""
+    there = _GPU_DEVICE.exists() or bool(os.environ.get(LIBRARY_VARIABLE))
+    return mode != "off" and launched is not None and bool(launched.path) and there
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A target that may have a helper."""
+
+    target: Target
+    uses_cuda: bool = False
+    mapped: MappedObject | None = None  # the helper
+    attached_ns: int = 0  # when its probes were set; 0: they are not
+    status: HelperStatus | None = None
+    base: dict[str, int] = field(default_factory=dict)  # counters before this session
+    was_active: bool = False
+    problem: str = ""
+    thread_ids: ThreadIds | None = None
+
+
+class GpuWatch:
+    """Finds the helper in targets, listens to it, and adds what it tells to the session's batches.
+
+    Not thread-safe. `notices` gets sentences for the user. Nothing here ever ends a session: what does not work is a
+    sentence, and the rest of the profile goes on.
+    """
+
+    def __init__(
+        self,
+        mode: GpuMode,
+        preparation: GpuPreparation,
+        registry: Registry,
+        notices: list[str],
+        launched: LaunchedHelper | None = None,
+    ) -> None:
+        """`preparation` belongs to the watch from then on."""
+        self._mode = mode
+        self._notices = notices
+        self._launched = launched
+        self._watched: dict[int, _Watched] = {}
+        self._preparation = preparation
+        self._capture: GpuCapture | None = None
+        self._matcher = GpuMatcher(registry, host_tid=self._host_tid)
+        self._problem = ""  # of the session as a whole
+        self._told: GpuSource | None = None
+        self._kept: list[GpuRead] = []
+        self._recent: deque[tuple[int, NDArray[np.void]]] = deque()  # time, intervals
+        self._received = 0  # activities of the GPU
+        self._simulated = False
+        self._last = False
+
+    @property
+    def source(self) -> GpuSource:
+        """Where GPU times come from, as far as is known."""
+        if self._mode == "off":
+            return GpuSource("off")
+        reason = self._problem or next((each.problem for each in self._watched.values() if each.problem), "")
+        if any(each.was_active for each in self._watched.values()):
+            return GpuSource("simulated" if self._simulated else "cupti", reason)
+        if not reason:
+            reason = NO_USE if any(each.uses_cuda for each in self._watched.values()) else NO_CUDA
+        return GpuSource("unavailable", reason)
+
+    def look(self, target: Target, new: Iterable[MappedObject]) -> None:
+        """Take note of what a target has newly mapped, and go on with what has been begun."""
+        if self._mode == "off":
+            return
+        watched = self._watched.get(target.pid)
+        if watched is None:
+            watched = self._watched[target.pid] = _Watched(target, thread_ids=ThreadIds(target.process))
+            if self._launched is not None:
+                self._preparation.wait()  # if it was begun: the command is held, and nothing of it shall be missed
+        refused = self._launched is not None and not self._launched.path
+        for mapped in new:
+            if mapped.name.startswith(_CUDA):
+                if not refused:
+                    self._preparation.begin()
+                watched.uses_cuda |= mapped.name.startswith("libcuda.so")
+                if mapped.name.startswith(HELPER_PREFIX):
+                    watched.mapped = mapped
+        if self._launched is not None and refused and watched.uses_cuda:
+            watched.problem = self._launched.obstacle
+        self._go_on(watched)
+
+    def advance(self, batch: Batch, *, last: bool = False, queued_since_ns: int | None = None) -> None:
+        """Add what came to a batch that is about to be handed out; it has its losses and counters already.
+
+        `last`: it is the session's last one; launches after `queued_since_ns` may then be without activity.
+        """
+        if self._mode == "off":
+            return
+        self._read()
+        records, pids = self._take(batch.now_ns if last else None)
+        if self._preparation.begun:
+            for _, rows in self._recent:
+                self._matcher.remember(rows)
+            self._recent.clear()
+            self._matcher.advance(batch, records, pids, read_ns=monotonic_ns(), last=last, queued_ns=queued_since_ns)
+        else:
+            self._remember(batch)
+        if last:
+            self._conclude()
+        source = self.source
+        if source != self._told:
+            batch.gpu = self._told = source
+
+    def settle(self) -> None:
+        """At the session's end: wait for what the GPU has done until now."""
+        running = [each for each in self._watched.values() if each.target.end_ns is None and self._is_active(each)]
+        deadline = time.monotonic() + (LAST_S if running else 0)
+        while True:
+            self._read()
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Listen no more; helpers go dormant by themselves."""
+        if self._capture is not None:
+            self._capture.close()
+            self._capture = None
+        self._preparation.close()
+
+    # Steps
+
+    def _go_on(self, watched: _Watched) -> None:
+        if not self._preparation.begun or watched.problem or watched.target.end_ns is not None:
+            return
+        if self._capture is None:
+            try:
+                self._capture = self._preparation.take()
+            except ProfilerError as error:
+                self._give_up(watched, error)
+            if self._capture is None:
+                return
+        if watched.attached_ns:
+            self._ask(watched)
+        elif watched.mapped is not None:
+            path = host_path(watched.target.pid, watched.mapped)
+            if path is not None:
+                self._listen(watched, path)
+        elif self._launched is not None and self._launched.path:
+            self._listen(watched, self._launched.path)
+
+    def _listen(self, watched: _Watched, path: str) -> bool:
+        assert self._capture is not None
+        try:
+            self._capture.attach(watched.target.pid, path)
+        except ProfilerError as error:
+            self._give_up(watched, error)
+            return False
+        except OSError as error:
+            self._give_up(watched, ProfilerError(f"The GPU helper cannot be probed: {error.strerror}.", ""))
+            return False
+        watched.attached_ns = monotonic_ns()
+        return True
+
+    def _ask(self, watched: _Watched) -> None:
+        """Look at the helper's memory if it has not said what it does: it may have failed before we came."""
+        if watched.status is None and watched.mapped is not None and not self._is_active(watched):
+            status = read_status(watched.target.pid, watched.mapped)
+            if status is not None and status.state >= HelperState.FOREIGN:
+                self._hear(watched, status)
+
+    def _give_up(self, watched: _Watched, error: ProfilerError) -> None:
+        watched.problem = f"{error.problem} {error.remedy}".strip()
+        self._notices.append(watched.problem)
+
+    def _is_active(self, watched: _Watched) -> bool:
+        return watched.status is not None and watched.status.state == HelperState.ACTIVE
+
+    # What came
+
+    def _read(self) -> None:
+        if self._capture is None:
+            return
+        for _ in range(_READS):
+            part = self._capture.read()
+            for name in part.names:
+                self._matcher.add_name(name.pid, name.id, demangled(name.text))
+            for status in part.statuses:
+                if status.pid in self._watched:
+                    self._hear(self._watched[status.pid], status)
+            if not part.batches:
+                break
+            self._kept.append(part)
+        losses = self._capture.losses()
+        self._matcher.set_lost("ring", losses.lost_records + losses.unreadable_records)
+
+    def _remember(self, batch: Batch) -> None:
+        """While no target has CUDA, keep what would be needed if one had it by now and we had not seen it yet."""
+        self._matcher.define(batch.definitions)
+        if "intervals" in batch.tables:
+            self._recent.append((batch.now_ns, batch.tables["intervals"]))
+        while self._recent and self._recent[0][0] < batch.now_ns - RECENT_NS:
+            self._recent.popleft()
+
+    def _take(self, until_ns: int | None) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
+        """All records that have been read; of those that began later than `until_ns`, none."""
+        batches = [batch for part in self._kept for batch in part.batches]
+        self._kept.clear()
+        if not batches:
+            return np.zeros(0, GPU_RECORD_DTYPE), np.zeros(0, np.uint32)
+        records = np.concatenate([batch.records for batch in batches])
+        pids = np.repeat(
+            np.array([batch.pid for batch in batches], np.uint32), [len(batch.records) for batch in batches]
+        )
+        if until_ns is not None:
+            inside = np.flatnonzero(records["start_ns"] <= until_ns)
+            records, pids = np.take(records, inside), pids[inside]
+        self._received += int(np.count_nonzero(IS_WORK[records["kind"]]))
+        return records, pids
+
+    def _hear(self, watched: _Watched, status: HelperStatus) -> None:
+        watched.status = status
+        self._simulated |= status.simulated
+        watched.was_active |= status.state == HelperState.ACTIVE
+        since = {name: value - watched.base.get(name, 0) for name, value in status.counters.items()}
+        self._matcher.set_lost(status.pid, sum(since[name] for name in _LOST), sum(since[name] for name in _INVALID))
+        if not watched.problem and status.state >= HelperState.FOREIGN:
+            watched.problem = not_active(status)
+            self._notices.append(watched.problem)
+
+    def _conclude(self) -> None:
+        """What is only known at the end."""
+        if self._last:
+            return
+        self._last = True
+        for watched in self._watched.values():
+            if watched.status is not None and watched.was_active:
+                since = {name: value - watched.base.get(name, 0) for name, value in watched.status.counters.items()}
+                self._notices += map(ImportantNotice, what_went_wrong(watched.target.pid, since))
+
+    def _host_tid(self, pid: int, tid: int) -> int:
+        watched = self._watched.get(pid)
+        return watched.thread_ids(tid) if watched is not None and watched.thread_ids is not None else tid
