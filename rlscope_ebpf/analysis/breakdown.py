@@ -10,6 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, UNTRACKED, ThreadState
+from rlscope_ebpf.model.figures import (
+    CallTotal,
+    CopyTotal,
+    DeviceTotal,
+    KernelTotal,
+    OperationTotal,
+    ProcessTotal,
+)
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Counters,
@@ -21,16 +29,7 @@ from rlscope_ebpf.model.tables import (
     StringInfo,
     ThreadInfo,
 )
-from rlscope_ebpf.model.totals import (
-    INTERVAL_COLUMNS,
-    CallTotal,
-    CopyTotal,
-    DeviceTotal,
-    KernelTotal,
-    OperationTotal,
-    ProcessTotal,
-    Totals,
-)
+from rlscope_ebpf.model.totals import INTERVAL_COLUMNS, Totals
 
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is to do in all."""
@@ -203,6 +202,12 @@ class Breakdown:
         """Lost events as a share of those that the probes wanted to send, 0 to 1."""
         sent = max(self.counters.sent, self.counters.received + self.losses.events)
         return self.losses.events / sent if sent else 0.0
+
+    @property
+    def gpu_loss_fraction(self) -> float:
+        """GPU records that are missing as a share of all, 0 to 1: figures of the GPU are too low by about so much."""
+        lost = self.losses.gpu_records + self.losses.gpu_invalid
+        return lost / (lost + self.counters.gpu_records) if lost else 0.0
 
     @property
     def shares_refused(self) -> bool:

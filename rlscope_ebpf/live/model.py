@@ -6,9 +6,10 @@ import threading
 from collections import deque
 
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.model.figures import OperationTotal
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
-from rlscope_ebpf.model.totals import OperationTotal, Totals
+from rlscope_ebpf.model.totals import Totals
 
 RATE_WINDOW_NS = 2_000_000_000
 """Events per second are an average over about this long."""

@@ -10,7 +10,7 @@ from typing import Any
 from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
 from rlscope_ebpf.model.durations import Durations
-from rlscope_ebpf.model.totals import CallTotal, KernelTotal, OperationTotal
+from rlscope_ebpf.model.figures import CallTotal, KernelTotal, OperationTotal
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
 GPU_MODES = ("cupti", "simulated", "unavailable", "off")
@@ -36,10 +36,11 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     """The report as plain values. Times are ns.
 
     Beyond the contract: `session` has `problems` (what is missing or damaged, in sentences), `loss_fraction` (of the
-    events that the probes wanted to send) and `shares_refused` (so much is missing that no percentage should be made of
-    these figures); an operation has `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a
-    process has its phases, threads, progress and metadata. Of the GPU: an operation's `gpu_activities`, and how long
-    they were `queued` from launch to start (of a graph the first counts), the same per kernel; a process's `gpu_copies`
+    events that the probes wanted to send), `shares_refused` (so much is missing that no percentage should be made of
+    these figures) and `gpu_loss_fraction` (of the GPU's records); an operation has `inclusive_ns` (with nested
+    operations), `open_now`, `state_ns` and `hits`; a process has its phases, threads, progress and metadata. Of the
+    GPU: an operation's `gpu_activities`, and how long they were `queued` from launch to start (of a graph the first
+    counts), the same per kernel; a process's `gpu_copies`
     by direction ("set": memory filled) and `gpu_ns`, in which some GPU worked for it. `overhead` is `plausible` as long
     as it is no more than the time that the target's threads ran; only otherwise `fraction` may be above 1. `notices`
     are the sentences that the profiler had for the user, each with its time; the `important` ones say that something is
@@ -66,6 +67,8 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "events_sent": breakdown.counters.sent,
             "loss_fraction": breakdown.loss_fraction,
             "shares_refused": breakdown.shares_refused,
+            "gpu_records_received": breakdown.counters.gpu_records,
+            "gpu_loss_fraction": breakdown.gpu_loss_fraction,
         },
         "losses": breakdown.losses.as_dict(),
         "overhead": {

@@ -132,6 +132,8 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
         probes += f", {counters.probes_shed:,} taken off to keep the overhead low"
     facts.add_row("probes", f"{probes}, {fmt.plural(overhead.probe_hits, 'hit')}")
     facts.add_row("events", f"{fmt.count(counters.received)} received, {_losses(breakdown)}")
+    if counters.gpu_records:
+        facts.add_row("GPU records", _gpu_records(breakdown))
     measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
     share = f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's time ({measured})"
     if not overhead.plausible:
@@ -147,6 +149,14 @@ def _losses(breakdown: Breakdown) -> str:
     return f"{text} ({fmt.percent(breakdown.loss_fraction)} of the events)" if losses.events else text
 
 
+def _gpu_records(breakdown: Breakdown) -> str:
+    counters, lost = breakdown.counters, breakdown.losses.gpu_records + breakdown.losses.gpu_invalid
+    text = f"{fmt.count(counters.gpu_records)} received"
+    if counters.gpu_early:
+        text += f", {fmt.count(counters.gpu_early)} of work launched before the recording"
+    return f"{text}, {fmt.percent(breakdown.gpu_loss_fraction)} lost" if lost else f"{text}, none lost"
+
+
 def _warnings(breakdown: Breakdown) -> Iterator[RenderableType]:
     style = "bold yellow"
     if not breakdown.complete:
@@ -159,6 +169,13 @@ def _warnings(breakdown: Breakdown) -> Iterator[RenderableType]:
         yield Text(
             f"More than {fmt.percent(LOSS_LIMIT)} of the events were lost, so no percentages are given: what is lost "
             "need not look like what is there. Record again with a lower --max-overhead, which takes probes off.",
+            style,
+        )
+
+    if breakdown.gpu_loss_fraction > LOSS_LIMIT:
+        yield Text()
+        yield Text(
+            f"{fmt.percent(breakdown.gpu_loss_fraction)} of the GPU's records were lost: its figures are too low.",
             style,
         )
 

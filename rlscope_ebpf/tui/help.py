@@ -31,6 +31,8 @@ _WORDS = {
     "COUNT": "instances of the operation, also those open now",
     "MEAN": "time per instance",
     "ON CPU": "part of the time in which a thread really ran; else it waited or slept",
+    "GPU": "time in which a GPU did work that the operation launched, whenever that ran",
+    "CPU + GPU, GPU only": "parts of the time in which a GPU worked while threads ran, or slept",
     "(untracked)": "time outside any marked operation",
     "raw / corrected": "with / without the estimated cost of the probes (key c); the same while not calibrated",
     "PER CALL, PER STEP": "transitions per instance of the operation, per reported step of the training loop",
@@ -146,10 +148,19 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
             (counters.hits, "probe hit", ""),
             (counters.sent, "event", " sent by the probes"),
             (counters.received, "event", " received"),
+            *(
+                (
+                    (counters.gpu_records, "GPU record", " received"),
+                    (counters.gpu_matched, "GPU activity", " whose launch was found"),
+                    (counters.gpu_early, "GPU activity", " launched before recording began"),
+                )
+                if counters.gpu_records
+                else ()
+            ),
             (counters.probes_attached, "probe", " attached"),
             (counters.probes_armed, "probe", " armed"),
             (counters.probes_shed, "probe", " taken off to stay in the overhead budget"),
         ):
-            things = thing if number == 1 else thing + "s"
+            things = thing if number == 1 else thing.removesuffix("y") + ("ies" if thing.endswith("y") else "s")
             lines.append([Span(f"  {number:>14,} ", "text"), Span(things + what, "dim")])
     return lines

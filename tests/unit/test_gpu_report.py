@@ -176,6 +176,18 @@ def test_what_comes_too_late_is_a_loss() -> None:
     assert break_down(trace).losses == Losses(gpu_late=7)
 
 
+@pytest.mark.parametrize(("lost", "warned"), [(0, False), (9, False), (20, True)])
+def test_lost_records_are_said(lost: int, warned: bool) -> None:
+    counters = replace(samples.COUNTERS, gpu_records=1_000, gpu_matched=500, gpu_early=3)
+    value = break_down(samples.gpu_training(counters=counters, losses=Losses(gpu_records=lost)))
+    shown = text.report_text(value, 160)
+    assert "GPU records  1.00 k received, 3 of work launched before the recording" in shown
+    assert ("its figures are too low" in shown) is warned
+    session = json.report_dict(value)["session"]
+    assert session["gpu_records_received"] == 1_000
+    assert session["gpu_loss_fraction"] == pytest.approx(lost / (1_000 + lost))
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

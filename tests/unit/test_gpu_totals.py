@@ -21,10 +21,11 @@ from gpu_samples import MS, PID, activities, activity
 from rlscope_ebpf.model.busy_time import STRETCH_DTYPE, WINDOW_NS, BusyTime
 from rlscope_ebpf.model.categories import ThreadState
 from rlscope_ebpf.model.durations import NO_DURATIONS
+from rlscope_ebpf.model.figures import CopyTotal, DeviceTotal, OperationTotal
 from rlscope_ebpf.model.gpu import GpuKind
 from rlscope_ebpf.model.histogram import RELATIVE_ERROR
 from rlscope_ebpf.model.tables import Definition, PathInfo, StringInfo
-from rlscope_ebpf.model.totals import CopyTotal, DeviceTotal, OperationTotal, Totals
+from rlscope_ebpf.model.totals import Totals
 
 RUN, WAIT, SLEEP = ThreadState.RUNNING, ThreadState.RUNNABLE, ThreadState.BLOCKED
 S = 1_000_000_000
