@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_matching
+from benchmarks import bench_gpu, bench_matching
 from benchmarks.engines import loaded_engine
 from benchmarks.figures import Benchmark, Effort, Figure, Goal, Results
 from benchmarks.processes import BenchmarkError, Target, load_target_module
@@ -42,16 +42,24 @@ MATCHED_BATCH = 200_000
 FEWEST_EVENTS = 300_000
 """A ring with fewer says that the machine was too busy to fill it."""
 
+GPU_GOAL = Goal("at least", 1)
+GPU_SECONDS = (8, 4)  # of the simulated run, full and quick
+
 FIGURES = (
     Figure("matched", "taken from the ring, decoded and matched", "M events/s", 2, Goal("at least", 2)),
     Figure("decoded", "taken from the ring and decoded", "M events/s", 2),
     Figure("bcc", "BCC's ring_buffer_consume, a Python callback each", "M events/s", 2),
     Figure("nested", "matched alone, 8 threads, nested operations (synthetic)", "M events/s", 2),
+    Figure("gpu_eager", "GPU records matched and added up, 60 k kernels/s (synthetic)", "M records/s", 2, GPU_GOAL),
+    Figure("gpu_graphs", "GPU records matched and added up, 265 k kernels/s in graphs", "M records/s", 2, GPU_GOAL),
+    Figure("gpu_bytes", "GPU activity in a trace, 60 k kernels/s", "bytes a row", 2),
 )
 
 REMARKS = (
     "The session's own ring (64 MiB), filled by two programs of two threads each: one calls a probed function, one "
     "opens and closes operations; then emptied by the session's reader and matcher. Per second of CPU time, one core.",
+    "GPU records are made up: launches and kernels of one stream, up to 0.3 s late, in no order; beside them the "
+    "intervals of a thread, in eight operations.",
     "BCC's callback, on a ring and with records of the same size, reads three fields of each and keeps them.",
 )
 
@@ -77,6 +85,12 @@ def measure(results: Results, effort: Effort) -> None:
     events = bench_matching.make_events(MATCHED_EVENTS)
     for _ in range(effort.of(5, 1)):
         results.add("nested", len(events) / bench_matching.seconds(events, MATCHED_BATCH) / 1e6)
+    for _ in range(effort.of(5, 1)):
+        for shape in bench_gpu.SHAPES:
+            found = bench_gpu.measure(shape, effort.of(*GPU_SECONDS))
+            results.add(f"gpu_{shape}", found["both"])
+            if shape == "eager":
+                results.add("gpu_bytes", found["bytes"])
     with loaded_engine() as engine:
         for _ in range(effort.of(7, 2)):
             _take(engine, results)
