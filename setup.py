@@ -25,12 +25,16 @@ LIBRARIES = {
     "librlscope_markers.so": ["userspace/rlscope_markers.c"],
     "librlscope_cartpole.so": ["userspace/demo/cartpole.c"],  # the demo's simulator
     "librlscope_calibration.so": ["userspace/rlscope_calibration.c"],  # what `calibrate` probes
+    "librlscope_inject.so": ["userspace/rlscope_inject.c"],  # loads the GPU helper into a running process
     # The GPU helper. It declares what it uses of CUPTI itself: no CUDA is needed to compile it.
     "librlscope_cupti.so": [
         *("userspace/rlscope_cupti.c", "userspace/cupti_library.c"),
         *("userspace/cupti_launches.c", "userspace/cupti_records.c"),
     ],
 }
+
+# Those that are taken away again; threads may be in the others at any time.
+PASSING = {"librlscope_inject.so"}
 
 MARKERS = Extension(
     f"{PACKAGE}._markers",
@@ -88,7 +92,7 @@ class BuildNative(build_ext):
 
     def build_extensions(self) -> None:
         for name, sources in LIBRARIES.items():
-            flags = [f"-Wl,-soname,{name}", "-Wl,-z,nodelete"]
+            flags = [f"-Wl,-soname,{name}", *([] if name in PASSING else ["-Wl,-z,nodelete"])]
             compile_shared(self.library_folder() / name, sources, flags, FAST_TLS)
         super().build_extensions()
 

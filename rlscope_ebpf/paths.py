@@ -19,6 +19,10 @@ GPU_LIBRARY = "librlscope_cupti.so"
 """File name (and soname) of the GPU helper."""
 
 
+INJECTION_LIBRARY = "librlscope_inject.so"
+"""File name of what loads the GPU helper into a running process."""
+
+
 def probes_dir() -> Path:
     """Folder of the BPF sources: it holds `abi.h`, `*.bpf.c` and `include/`.
 
@@ -56,6 +60,11 @@ def calibration_library() -> Path:
 def gpu_library() -> Path:
     """`librlscope_cupti.so`. Raises `UnsupportedError` if it has not been built."""
     return _first_with(GPU_LIBRARY, PACKAGE) / GPU_LIBRARY
+
+
+def injection_library() -> Path:
+    """`librlscope_inject.so`. Raises `UnsupportedError` if it has not been built."""
+    return _first_with(INJECTION_LIBRARY, PACKAGE) / INJECTION_LIBRARY
 
 
 def _first_with(name: str, *folders: Path) -> Path:

@@ -183,8 +183,9 @@ class GpuPreparation:
     def begin(self) -> None:
         """Start, unless that was done."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._make, name="gpu-compiler")
-            self._thread.start()
+            thread = threading.Thread(target=self._make, name="gpu-compiler")
+            thread.start()  # Ctrl-C may come here
+            self._thread = thread
 
     def wait(self) -> None:
         """Until it is done, if it was begun."""

@@ -44,6 +44,35 @@ def not_active(status: HelperStatus) -> str:
     )
 
 
+def was_loaded(pid: int, way: str, again: bool) -> str:
+    """What was done to a target that ran before us, and how to avoid it."""
+    what = "The GPU helper that was in process" if again else "A helper library was loaded into process"
+    how = f"was started again by {way}" if again else f"by {way}"
+    return (
+        f"{what} {pid} {how}, for GPU kernel times; it sleeps when the profiler leaves, and --gpu off does without it. "
+        "Meanwhile PyTorch's own profiler sees no GPU events there, and if it is first used now, none later either."
+    )
+
+
+def gdb_stops(pid: int) -> str:
+    """Said before it happens."""
+    return f"gdb loads the GPU helper into process {pid}, which stands still for a second or so meanwhile."
+
+
+def nobody_loads(pid: int, *, gdb_allowed: bool) -> str:
+    """Nothing is there that could load the helper."""
+    gdb = "install gdb" if gdb_allowed else "let gdb do it with --gpu cupti (it stops the program for a second or so)"
+    return (
+        f"GPU kernel times need a helper library in process {pid}, and Frida, which loads it, is not there. Install "
+        f"it with `pip install 'rlscope-ebpf[inject]'`, {gdb}, or start the program with `rlscope-ebpf run`."
+    )
+
+
+def another_injected(pid: int, path: str) -> str:
+    """CUDA was told to load another tool's library."""
+    return f"CUDA has loaded {path} into process {pid}, another tool's, which is left alone: no GPU times."
+
+
 def what_went_wrong(pid: int, since: Mapping[str, int]) -> Iterator[str]:
     """What its counters, as far as they are this session's, say about a helper that was active."""
     if since["no_buffer"]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf.capture.demangle import demangled
 from rlscope_ebpf.capture.gpu import GpuCapture, GpuPreparation, GpuRead, read_status
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, LIBRARY_VARIABLE
+from rlscope_ebpf.capture.gpu_injection import Way, ways
 from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
 from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.errors import ProfilerError
@@ -22,7 +23,17 @@ from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK
 from rlscope_ebpf.model.tables import Batch, GpuSource, ImportantNotice
 from rlscope_ebpf.session.gpu import GpuMatcher
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
-from rlscope_ebpf.session.gpu_sentences import NO_CUDA, NO_USE, not_active, what_went_wrong
+from rlscope_ebpf.session.gpu_loading import Loading, foreign_injection
+from rlscope_ebpf.session.gpu_sentences import (
+    NO_CUDA,
+    NO_USE,
+    another_injected,
+    gdb_stops,
+    nobody_loads,
+    not_active,
+    was_loaded,
+    what_went_wrong,
+)
 from rlscope_ebpf.session.options import GpuMode
 from rlscope_ebpf.session.registry import Registry
 from rlscope_ebpf.session.target import Target, monotonic_ns
@@ -34,8 +45,8 @@ LAST_S = 0.35
 QUEUED_NS = 2_000_000_000
 """What was launched in the last moments may still be in a queue when a session ends before its targets do."""
 
-ANSWER_NS = 10_000_000_000
-"""The helper says within so long what became of its start."""
+SETTLING_NS = 1_000_000_000
+"""A target that loads CUDA while it is watched has so long to start it before the helper comes."""
 
 RECENT_NS = 2_000_000_000
 """CUDA in a target is noticed within so long."""
@@ -65,6 +76,10 @@ class _Watched:
     base: dict[str, int] = field(default_factory=dict)  # counters before this session
     was_active: bool = False
     problem: str = ""
+    cuda_seen_ns: int = 0  # when libcuda was found; 1: it was there at the attach
+    loading: Loading | None = None
+    loaded: bool = False  # or tried to
+    was_there: bool = False  # the helper, before it was loaded
     thread_ids: ThreadIds | None = None
 
 
@@ -116,6 +131,7 @@ class GpuWatch:
         if self._mode == "off":
             return
         watched = self._watched.get(target.pid)
+        first = watched is None
         if watched is None:
             watched = self._watched[target.pid] = _Watched(target, thread_ids=ThreadIds(target.process))
             if self._launched is not None:
@@ -125,7 +141,9 @@ class GpuWatch:
             if mapped.name.startswith(_CUDA):
                 if not refused:
                     self._preparation.begin()
-                watched.uses_cuda |= mapped.name.startswith("libcuda.so")
+                if mapped.name.startswith("libcuda.so") and not watched.uses_cuda:
+                    watched.uses_cuda = True
+                    watched.cuda_seen_ns = 1 if first else monotonic_ns()
                 if mapped.name.startswith(HELPER_PREFIX):
                     watched.mapped = mapped
         if self._launched is not None and refused and watched.uses_cuda:
@@ -139,6 +157,8 @@ class GpuWatch:
         """
         if self._mode == "off":
             return
+        for watched in self._watched.values() if not last else ():
+            self._go_on(watched)
         self._read()
         records, pids = self._take(batch.now_ns if last else None)
         if self._preparation.begun:
@@ -166,6 +186,9 @@ class GpuWatch:
 
     def close(self) -> None:
         """Listen no more; helpers go dormant by themselves."""
+        for watched in self._watched.values():
+            if watched.loading is not None:
+                watched.loading.close()
         if self._capture is not None:
             self._capture.close()
             self._capture = None
@@ -183,14 +206,63 @@ class GpuWatch:
                 self._give_up(watched, error)
             if self._capture is None:
                 return
+        if watched.loading is not None:
+            self._see_loading(watched, watched.loading)
         if watched.attached_ns:
             self._ask(watched)
         elif watched.mapped is not None:
             path = host_path(watched.target.pid, watched.mapped)
-            if path is not None:
-                self._listen(watched, path)
-        elif self._launched is not None and self._launched.path:
-            self._listen(watched, self._launched.path)
+            status = read_status(watched.target.pid, watched.mapped)
+            watched.base = status.counters if status is not None and self._launched is None else {}
+            if path is not None and self._listen(watched, path) and self._launched is None and not _works(status):
+                self._load(watched)
+        elif self._launched is not None:
+            if self._launched.path:
+                self._listen(watched, self._launched.path)
+        elif watched.uses_cuda and monotonic_ns() >= watched.cuda_seen_ns + SETTLING_NS:
+            self._load(watched)
+
+    def _load(self, watched: _Watched) -> None:
+        """Have the helper loaded into a target that ran before us, or one that is in there started again."""
+        if watched.loaded:
+            return
+        watched.loaded = True
+        watched.was_there = watched.mapped is not None
+        pid = watched.target.pid
+        foreign = foreign_injection(pid)
+        if foreign:
+            watched.problem = another_injected(pid, foreign)
+            self._notices.append(watched.problem)
+            return
+        chosen = ways(watched.target.process, allow_gdb=self._mode == "cupti")
+        if not chosen:
+            watched.problem = nobody_loads(pid, gdb_allowed=self._mode == "cupti")
+            self._notices.append(watched.problem)
+            return
+        if chosen[0] == Way.GDB:
+            self._notices.append(gdb_stops(pid))
+        try:
+            loading = Loading(watched.target.process, chosen)
+        except ProfilerError as error:
+            self._give_up(watched, error)
+            return
+        if watched.attached_ns or self._listen(watched, loading.host_path):
+            watched.loading = loading
+            loading.begin()
+        else:
+            loading.close()
+
+    def _see_loading(self, watched: _Watched, loading: Loading) -> None:
+        if not loading.over:
+            return
+        watched.loading = None
+        loading.close()
+        if loading.error is not None:
+            self._give_up(watched, loading.error)
+            assert self._capture is not None
+            self._capture.detach(watched.target.pid)
+        elif loading.result is not None:
+            self._notices.append(was_loaded(watched.target.pid, loading.result.way.value, watched.was_there))
 
     def _listen(self, watched: _Watched, path: str) -> bool:
         assert self._capture is not None
@@ -284,3 +356,7 @@ class GpuWatch:
     def _host_tid(self, pid: int, tid: int) -> int:
         watched = self._watched.get(pid)
         return watched.thread_ids(tid) if watched is not None and watched.thread_ids is not None else tid
+
+
+def _works(status: HelperStatus | None) -> bool:
+    return status is not None and status.state in (HelperState.STARTING, HelperState.ACTIVE)
