@@ -134,7 +134,7 @@ static __always_inline int entered(struct pt_regs *ctx)
         else if (same)
             skip_return = 1;
 #ifdef RLS_SESSION
-        if (cookie & RLS_COOKIE_RETURNS && !skip_return)
+        if (cookie & RLS_COOKIE_RETURNS && !skip_return && RLS_COOKIE_GROUP(cookie) != RLS_GROUP_CUDA)
             lost_return = !return_is_probed(t, sp);
 #endif
         if (!skip_return && (depth >= RLS_MAX_FRAMES || lost_return)) {

@@ -85,7 +85,8 @@ class Engine:
     def allow_returns(self, pid: int, loads: int | None) -> None:
         """Let calls in a process get return probes as long as it has loaded no more than `loads`; None: never.
 
-        Only a session keeps to it; with the other methods there are return probes while they are attached.
+        CUDA's get them always. Only a session keeps to it; with the other methods there are return probes while they
+        are attached.
         """
         self._programs.allow_returns(pid, loads)
 
@@ -191,8 +192,8 @@ class Engine:
         self._close([key for key in self._links if key[1] == group])
 
     def detach_returns(self, pid: int) -> None:
-        """Detach a process's sites with return probes. Returns at once."""
-        self._close([key for key in self._links if key[0] == pid and key[2]])
+        """Detach a process's sites with return probes, but for CUDA's. Returns at once."""
+        self._close([key for key in self._links if key[0] == pid and key[1] != Group.CUDA and key[2]])
 
     def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
         """Up to `limit` events, EVENT_DTYPE."""

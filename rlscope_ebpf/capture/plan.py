@@ -97,7 +97,7 @@ def plan_probes(
 class Planner:
     """Plans probes for one process, again and again as it maps more objects.
 
-    `groups`: what may be planned at all. `avoid_returns`: no return probes on calls, from the first plan on;
+    `groups`: what may be planned at all. `avoid_returns`: no return probes at all, from the first plan on;
     `avoid_frame_returns`: none on the interpreter's frames.
     """
 
@@ -114,6 +114,7 @@ class Planner:
     ) -> None:
         self.pid = pid
         self._avoid_returns = avoid_returns
+        self._no_returns = avoid_returns
         self._avoid_frame_returns = avoid_frame_returns
         self._rules = tuple(libraries)
         self._markers = tuple(markers)
@@ -156,7 +157,10 @@ class Planner:
             self._close()
 
     def avoid_returns(self) -> None:
-        """Put no return probe on a call any more. The next plan has all functions again that had one."""
+        """Put no return probe on a call any more in which the thread might switch to another stack.
+
+        The next plan has the functions again that had one.
+        """
         if not self._avoid_returns:
             self._avoid_returns = True
             self._finished.clear()
@@ -395,7 +399,7 @@ class Planner:
         elf = known.elf
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
         for function in functions:
-            apart = self._avoid_returns and entry.action == Action.CALL
+            apart = self._avoids_returns(group) and entry.action == Action.CALL
             if (function.vaddr, apart) not in facts.sites:
                 facts.sites[function.vaddr, apart] = _site(elf, function, apart)
             found = facts.sites[function.vaddr, apart]
@@ -428,15 +432,19 @@ class Planner:
             )
         notes.extend(self._ends.notes(known, group))
 
+    def _avoids_returns(self, group: Group) -> bool:
+        """CUDA runs nothing of the program's in its calls, so nothing in there switches."""
+        return self._no_returns or (self._avoid_returns and group != Group.CUDA)
+
     def _end(self, known: KnownObject, function: Chosen, entry: Entry, group: Group) -> End:
         """How the end of a call is seen.
 
         A return probe, the cheapest, only where neither an exception nor a switch to another stack can come while it
-        is pending. The functions around the interpreter lock call nothing that could do either.
+        is pending.
         """
-        if entry.action != Action.CALL:
-            return End(RETURN)
-        if self._avoid_returns or (self._avoid_frame_returns and group == Group.REENTRY and not function.is_stub):
+        if self._avoids_returns(group) or (
+            self._avoid_frame_returns and group == Group.REENTRY and not function.is_stub
+        ):
             return self._ends.sites(known, function)
         if entry.noexcept or function.noexcept:
             return End(RETURN)

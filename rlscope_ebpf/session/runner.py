@@ -422,7 +422,12 @@ class Profiler:
         self.costs.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
-        target.returning += [probe for site, probe in zip(sites, probes, strict=True) if site.returns and not expected]
+        if not expected:
+            target.returning += [
+                probe
+                for site, probe in zip(sites, probes, strict=True)
+                if site.returns and site.group != Group.CUDA  # as Engine.detach_returns has it
+            ]
         if expected:
             target.expected = list(zip(sites, probes, strict=True))
         else:

@@ -32,7 +32,7 @@ class Target:
     unplanned: list[MappedObject] = field(default_factory=list)  # found while attaching
     loads: int = 0  # what it had loaded when it was last looked at: Engine.loads
     replan: bool = False  # the planners have more to say of what is known already
-    returning: list[ProbeInfo] = field(default_factory=list)  # probes with returns, but for the interpreter lock
+    returning: list[ProbeInfo] = field(default_factory=list)  # probes with returns, but for CUDA's
     expected: list[tuple[ProbeSite, ProbeInfo]] = field(default_factory=list)  # probed before the file is mapped
     start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0

@@ -342,6 +342,18 @@ def test_return_probes_are_given_up_when_something_comes_that_switches_stacks(pl
     assert all(t.exits == RET_SITES for t in second.targets if t.action == Action.CALL)
 
 
+def test_cuda_calls_keep_their_return_probes(folder: Path) -> None:
+    """They run nothing of the program's; but where return probes are forbidden, they have none either."""
+    cuda = compile_library(folder, "libcuda.so.1", "int cuLaunchKernel(int n) { return n > 3 ? n : 7; }")
+    with target(cuda) as running:
+        planner = Planner(running.pid)
+        assert of_library(planner.plan(read_maps(running.pid)), "libcuda.so.1")["cuLaunchKernel"].exits == RETURN
+        planner.avoid_returns()
+        assert of_library(planner.plan(), "libcuda.so.1") == {}
+        plan = Planner(running.pid, avoid_returns=True).plan(read_maps(running.pid))
+        assert of_library(plan, "libcuda.so.1")["cuLaunchKernel"].exits == RET_SITES
+
+
 @pytest.mark.parametrize(
     "source",
     [
