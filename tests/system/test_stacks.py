@@ -9,7 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TARGETS, TRUTH, Profiler, Program, build, compare, interpreters, process_of, report, total
+from harness import (
+    STOP_S,
+    TARGETS,
+    TRUTH,
+    Profiler,
+    Program,
+    build,
+    compare,
+    interpreters,
+    process_of,
+    report,
+    total,
+    wait_for,
+)
 
 pytestmark = pytest.mark.system
 
@@ -52,12 +65,13 @@ def test_contexts_switched_inside_of_calls(
 
 
 def test_contexts_made_by_functions_that_nothing_names(start_target: StartTarget, attach: Attach) -> None:
-    target = _start_stacks(start_target, "hidden", "late", "300")
+    target = _start_stacks(start_target, "hidden", "late", "300", "linger")
     profiler, _ = attach(target, *NO_LIMIT, libraries=LIBRARIES)
     target.go()
+    wait_for(lambda: "makes stacks to switch to" in profiler.stderr, STOP_S, "the notice")
+    target.say("end\n")
     assert _rounds(target) >= ROUNDS
     assert profiler.wait() == 0
-    assert "makes stacks to switch to" in profiler.stderr
 
 
 @pytest.mark.parametrize("when", [("now",), ("late",), ("late", "700"), ("inside",)], ids=" ".join)

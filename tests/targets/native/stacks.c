@@ -1,10 +1,11 @@
 /* A program whose calls of a library are left in unusual ways, by a plugin.
  *
- *   stacks LIBRARY PLUGIN now|late|inside [MILLISECONDS]
+ *   stacks LIBRARY PLUGIN now|late|inside [MILLISECONDS [linger]]
  *
  * LIBRARY has run_callback(), PLUGIN unusual_rounds(): see stacks.h. The plugin is loaded before READY, after the line
  * from stdin, or after it and inside of a call of run_callback(); between its loading and its first round some time may
- * pass. Prints "READY pid", reads a line, calls the library and the plugin, prints "ROUNDS n" and exits with 0.
+ * pass. Prints "READY pid", reads a line, calls the library and the plugin, prints "ROUNDS n" and exits with 0; if it is to
+ * linger, it reads another line before.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -74,6 +75,8 @@ int main(int argc, char **argv)
         run_callback(do_rounds, NULL);
     for (int i = 0; i < PLAIN_CALLS; i++)
         run_callback(do_nothing, NULL);
+    if (argc > 5 && !fgets(line, sizeof line, stdin))
+        return 2;
     printf("ROUNDS %ld\n", rounds);
     return 0;
 }
