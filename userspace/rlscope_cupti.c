@@ -223,16 +223,16 @@ static enum rlscope_gpu_state_number activate(void)
     choose_clock();
     records_begin(now_ns() - EARLY_NS);
     result = CUPTI(cuptiActivityRegisterCallbacks, records_request, records_complete);
-    /* Launches first: a kernel whose launch was not seen is of little use. Of the kinds only kernels must work. */
-    if (result == CU_OK && launches_enable(subscriber)) {
+    /* Launches last: what is launched meanwhile shows as a kernel of before we came, not as a launch of which nothing
+     * came. Of the kinds only kernels must work. */
+    if (result == CU_OK)
         result = CUPTI(cuptiActivityEnable, kinds[0]);
-        for (size_t i = 1; result == CU_OK && i < KINDS; i++)
-            CUPTI(cuptiActivityEnable, kinds[i]);
-        if (result == CU_OK && load(options) & RLSCOPE_GPU_WHOLE_GRAPHS)
-            CUPTI(cuptiActivityEnable, CU_KIND_GRAPH_TRACE);
-    } else {
-        result = result ? result : CU_NOT_SUPPORTED;
-    }
+    for (size_t i = 1; result == CU_OK && i < KINDS; i++)
+        CUPTI(cuptiActivityEnable, kinds[i]);
+    if (result == CU_OK && load(options) & RLSCOPE_GPU_WHOLE_GRAPHS)
+        CUPTI(cuptiActivityEnable, CU_KIND_GRAPH_TRACE);
+    if (result == CU_OK && !launches_enable(subscriber))
+        result = CU_NOT_SUPPORTED;
     if (result == CU_OK) {
         store(rlscope_gpu_state.starts, load(rlscope_gpu_state.starts) + 1);
         return RLSCOPE_GPU_ACTIVE;
