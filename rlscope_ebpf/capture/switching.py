@@ -1,8 +1,9 @@
-"""Programs that run on several stacks in one thread: coroutines in C, greenlets, fibers.
+"""Programs that run on several stacks in one thread: coroutines in C, greenlets, fibers; or cancel threads.
 
 The kernel keeps a thread's pending return probes as one stack and tells live ones from dead ones by the stack pointer.
 Where a program leaves a probed call by switching to another stack, it takes the wrong one off, or none, and kills the
-program. So the calls of such a program are never given return probes.
+program. So the calls of such a program are never given return probes. Nor are those of a program that cancels threads:
+the C library then unwinds a call in the middle of a sleep, and finds nothing above a return probe.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _FILES: Final = (
     "libjulia-internal*",
     "libbrpc*",
 )
-# swapcontext and not makecontext: OpenSSL, which is in nearly every process, imports the latter and rarely calls it.
-_IMPORTS: Final = frozenset({"swapcontext"})
+# Not makecontext: OpenSSL, which is in nearly every process, imports it and setcontext, and rarely calls them.
+_IMPORTS: Final = frozenset({"swapcontext", "setcontext", "pthread_cancel"})
+_RARELY: Final = (("libcrypto", frozenset({"setcontext"})),)
 _FUNCTIONS: Final = ("jump_fcontext", "make_fcontext", "ontop_fcontext", "slp_switch", "coro_transfer", "co_switch")
 # How Boost's switch begins, also in programs that are linked with it statically: stmxcsr (%rsp); fnstcw 4(%rsp).
 _SAVES_CONTROL_WORDS: Final = bytes.fromhex("0fae1c24d97c2404")
@@ -43,10 +45,14 @@ _PACKAGE_DEPTH: Final = 5  # folders from a module up to the one that packages l
 
 
 def switches_stacks(elf: ElfFile, name: str) -> bool:
-    """Whether an object of this file name can switch stacks, as far as can be told. Raises `ElfError`."""
+    """Whether an object of this file name can switch stacks or cancel threads, as far as can be told.
+
+    Raises `ElfError`.
+    """
     if name.startswith(_C_LIBRARIES):
         return False  # it offers the means to all
-    if any(fnmatchcase(name, pattern) for pattern in _FILES) or elf.imports & _IMPORTS:
+    imports = _IMPORTS.difference(*(rare for start, rare in _RARELY if name.startswith(start)))
+    if any(fnmatchcase(name, pattern) for pattern in _FILES) or elf.imports & imports:
         return True
     return elf.exports_any(_FUNCTIONS) or _names_one(elf) or _has_the_code(elf)
 

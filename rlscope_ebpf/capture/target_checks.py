@@ -104,7 +104,12 @@ def check_probes(
     ]
     if switcher is not None:
         checks.append(
-            Check(GROUP, "return probes", "info", f"none on calls, since {switcher.name} can switch stacks: dearer")
+            Check(
+                GROUP,
+                "return probes",
+                "info",
+                f"none on calls, since {switcher.name} can switch stacks or cancel threads: dearer",
+            )
         )
     if all(purpose in (JUMPS, NEW_CODE) for _, purpose in sites):
         checks.append(

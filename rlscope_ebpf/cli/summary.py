@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rlscope_ebpf.live.snapshot import OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.categories import DEFAULT_PHASE, Category
+from rlscope_ebpf.model.categories import DEFAULT_PHASE, Category, ThreadState
 
 NAME_WIDTH = 44
 TRANSITIONS_SHOWN = 6
@@ -33,9 +33,18 @@ def _process_block(process: ProcessRow, snapshot: Snapshot) -> str:
     wall_ns = sum(row.wall_ns for row in rows)
     phases = sorted({row.phase for row in rows}, key=lambda phase: (phase != DEFAULT_PHASE, phase))
     categories = [category for category in Category if any(row.category_ns[category] for row in rows)]
-    table = [["operation", "count", "time", "share", *(fmt.CATEGORY_LABELS[category] for category in categories)]]
+    table = [
+        [
+            "operation",
+            "count",
+            "own time",
+            "share",
+            "on CPU",
+            *(fmt.CATEGORY_LABELS[category] for category in categories),
+        ]
+    ]
     for phase, group in groupby(sorted(rows, key=lambda row: phases.index(row.phase)), key=lambda row: row.phase):
-        if len(phases) > 1:
+        if len(phases) > 1 or phase != DEFAULT_PHASE:
             table.append([f"phase {fmt.printable(phase)}"])
         table += [_operation_cells(row, wall_ns, categories) for row in sorted(group, key=lambda row: -row.wall_ns)]
     lines += _aligned(table)
@@ -53,6 +62,7 @@ def _operation_cells(row: OperationRow, wall_ns: int, categories: Sequence[Categ
         fmt.count(row.count) if row.path else "",
         fmt.duration(own),
         fmt.percent(own / wall_ns if wall_ns else 0),
+        fmt.percent(row.state_ns[ThreadState.RUNNING] / own if own else 0),
         *(fmt.percent(row.category_ns[category] / own if own else 0) for category in categories),
     ]
 
@@ -68,10 +78,11 @@ def _sum_transitions(rows: Iterable[OperationRow]) -> list[tuple[str, int]]:
 def _closing(snapshot: Snapshot) -> str:
     counters = snapshot.counters
     losses = fmt.losses(snapshot.losses)
+    included = "; the times above include it" if snapshot.counters.estimated_overhead_ns else ""
     return (
         f"{fmt.probes(counters)}, "
         f"{fmt.plural(counters.received, 'event')}, {losses or 'nothing lost'}, "
-        f"overhead {fmt.overhead(snapshot.overhead_fraction, snapshot.overhead_plausible)}"
+        f"overhead {fmt.overhead(snapshot.overhead_fraction, snapshot.overhead_plausible)}{included}"
     )
 
 

@@ -18,6 +18,8 @@ def command(trace: Path) -> int:
     """
     from rlscope_ebpf.errors import ExitStatus, UsageError
 
+    if not trace.exists():
+        raise UsageError(f"There is no file {trace}.", "Give the path of a trace, which ends in .rlscope.")
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise UsageError("`view` needs a terminal.", f"`rlscope-ebpf report {trace}` prints the same figures anywhere.")
 

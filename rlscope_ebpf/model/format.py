@@ -42,12 +42,15 @@ LOSS_LABELS: dict[str, tuple[str, str]] = {
     "threads": ("thread not followed", "threads not followed"),
     "truncated_names": ("name cut", "names cut"),
     "late": ("late event dropped", "late events dropped"),
+    "not_followed": ("call not followed", "calls not followed"),
     "gpu_invalid": ("GPU record with impossible times", "GPU records with impossible times"),
     "gpu_unmatched": ("GPU activity without its launch", "GPU activities without their launch"),
     "gpu_late": ("GPU activity known too late", "GPU activities known too late"),
     "gpu_launches": ("launch without GPU activity", "launches without GPU activity"),
 }
 """What each field of `Losses` counts, as it reads behind one and behind any other number."""
+
+_MISPLACED_LOSSES = frozenset({"not_followed"})
 
 HARMLESS_LOSSES = frozenset({"healed", "truncated_names", "gpu_launches"})
 """Fields of `Losses` that are counted for honesty but take nothing from the figures."""
@@ -217,6 +220,14 @@ def overhead(fraction: float, plausible: bool) -> str:
     """The probes' estimated share of the target's time, or that the estimate cannot be right."""
     share = f"{percent(fraction)} of the target's time"
     return f"about {share}" if plausible else f"estimated at {share}, which cannot be right"
+
+
+def consequence(totals: Losses) -> str:
+    """A sentence on what the losses that matter do to the figures."""
+    names = {name for name, number in totals.as_dict().items() if number} - HARMLESS_LOSSES
+    if names <= _MISPLACED_LOSSES:
+        return "Their time counts as their caller's."
+    return "These are missing in every figure."
 
 
 def losses(totals: Losses, *, harmless: bool = False) -> str:

@@ -135,11 +135,12 @@ class Losses:
     events: int = 0  # the events ring was full
     texts: int = 0  # the texts ring was full
     gpu_records: int = 0  # GPU activity that never came: dropped by CUPTI, by the helper, or because a ring was full
-    unmatched: int = 0  # ends without a begin, and calls that could not be followed
+    unmatched: int = 0  # ends without a begin
     healed: int = 0  # returns never seen, closed by stack pointer
     threads: int = 0  # the per-thread map was full
     truncated_names: int = 0  # names (not calls) of the full 127 bytes: longer ones are cut to that
     late: int = 0  # events that came after their time had been handed out
+    not_followed: int = 0  # calls whose time counts as their caller's: too deep, or made while libraries were loading
     gpu_invalid: int = 0  # GPU records whose times cannot be true
     gpu_unmatched: int = 0  # GPU activity whose launch is not known: charged to no operation
     gpu_late: int = 0  # GPU activity told of so late that its time is missing in unions; whoever adds up counts it

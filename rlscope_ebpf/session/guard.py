@@ -21,7 +21,7 @@ def why_switching(target: Target, new: Sequence[MappedObject], *, loads: int = 0
     """
     switcher = target.planners[-1].find_switcher(new)
     if switcher is not None:
-        return f"{switcher.name} can switch stacks, under which return probes end a program: {_INSTEAD}"
+        return f"{switcher.name} can switch stacks or cancel threads, which is no good with return probes: {_INSTEAD}"
     if loads >= _CONTEXTS:
         return f"{target.process.name} makes stacks to switch to, under which return probes end a program: {_INSTEAD}"
     if not alone and greenlet_is_installed(target.pid, target.watcher.objects.values()):

@@ -517,7 +517,7 @@ class Profiler:
         return replace(
             matched,
             events=counters.lost_events,
-            unmatched=matched.unmatched + counters.not_followed,
+            not_followed=counters.not_followed,
             texts=counters.lost_texts,
             threads=counters.lost_threads,
             healed=matched.healed + counters.healed,

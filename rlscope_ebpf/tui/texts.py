@@ -66,7 +66,7 @@ def header(
     if missing:
         items = [
             [Span(cut(f"Losses: {missing}.", width), "error")],
-            [Span("These are missing in every figure.", "error")],
+            [Span(fmt.consequence(snapshot.losses), "error")],
         ]
         lines += flow(items, width, Span(" "), lines=1)
     return lines

@@ -64,6 +64,30 @@ def test_contexts_switched_inside_of_calls(
     assert _calls(trace, target) >= PLAIN_CALLS
 
 
+@pytest.mark.parametrize("when", ["now", "late"])
+@pytest.mark.parametrize("method", ["session", "multi"])
+def test_contexts_saved_and_taken_up_one_by_one(
+    method: str, when: str, start_target: StartTarget, attach: Attach
+) -> None:
+    target = _start_stacks(start_target, "halves", when, "700")
+    profiler, trace = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    target.go()
+    assert _rounds(target) >= ROUNDS
+    assert profiler.wait() == 0, profiler.stderr
+    assert "can switch stacks" in profiler.stderr
+    assert _calls(trace, target) >= PLAIN_CALLS
+
+
+@pytest.mark.parametrize("when", ["now", "late"])
+@pytest.mark.parametrize("method", ["session", "multi"])
+def test_threads_cancelled_inside_of_calls(method: str, when: str, start_target: StartTarget, attach: Attach) -> None:
+    target = _start_stacks(start_target, "cancels", when, "700")
+    profiler, _ = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    target.go()
+    assert _rounds(target) == ROUNDS
+    assert profiler.wait() == 0, profiler.stderr
+
+
 def test_contexts_made_by_functions_that_nothing_names(start_target: StartTarget, attach: Attach) -> None:
     target = _start_stacks(start_target, "hidden", "late", "300", "linger")
     profiler, _ = attach(target, *NO_LIMIT, libraries=LIBRARIES)
@@ -146,7 +170,7 @@ def test_calls_below_more_returns_than_the_kernel_keeps(
     assert profiler.wait() == 0, profiler.stderr
     document = report(trace)
     spent = total(document, target.pid, "simulator")
-    lost = document["losses"]["unmatched"]
+    lost = document["losses"]["not_followed"]
     # Each call is seen, as long as it was or longer where it was preempted; or it is counted as one that is not.
     assert spent < 1.2 * SPIN_NS * DEEP_CALLS
     assert spent >= 0.97 * SPIN_NS * (DEEP_CALLS - lost)

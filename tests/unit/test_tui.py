@@ -384,7 +384,7 @@ async def test_help_that_does_not_fit_scrolls(down: str) -> None:
             await pilot.press(down)
         await settled(app, pilot)
         assert "PER CALL, PER STEP" in text_of(app)
-    async with shown(fakes.FakeSource(fakes.running()), LARGE) as (app, pilot):
+    async with shown(fakes.FakeSource(fakes.running()), (160, 60)) as (app, pilot):
         await pilot.press("question_mark")
         assert "PER CALL, PER STEP" in text_of(app)
         assert "scroll" not in text_of(app)

@@ -1,5 +1,6 @@
 /* The library of stacks.c, plain C: what passes through it, it does not know. */
 #include <time.h>
+#include <unistd.h>
 #include "stacks.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -24,4 +25,11 @@ EXPORT void spin(long ns)
 
     while (now_ns() < end)
         ;
+}
+
+/* Sleeps by itself, and calls nothing else. */
+EXPORT void rest(long milliseconds)
+{
+    for (long i = 0; i < milliseconds; i++)
+        usleep(1000);
 }
