@@ -31,9 +31,9 @@ _FILES: Final = (
     "libjulia-internal*",
     "libbrpc*",
 )
-# Not makecontext: OpenSSL, which is in nearly every process, imports it and setcontext, and rarely calls them.
+# Not makecontext: OpenSSL, which is in nearly every process, imports it and one of the others, and rarely calls them.
 _IMPORTS: Final = frozenset({"swapcontext", "setcontext", "pthread_cancel"})
-_RARELY: Final = (("libcrypto", frozenset({"setcontext"})),)
+_RARELY: Final = (("libcrypto", frozenset({"swapcontext", "setcontext"})),)  # if it does, it calls makecontext
 _FUNCTIONS: Final = ("jump_fcontext", "make_fcontext", "ontop_fcontext", "slp_switch", "coro_transfer", "co_switch")
 # How Boost's switch begins, also in programs that are linked with it statically: stmxcsr (%rsp); fnstcw 4(%rsp).
 _SAVES_CONTROL_WORDS: Final = bytes.fromhex("0fae1c24d97c2404")

@@ -359,6 +359,8 @@ def test_cuda_calls_keep_their_return_probes(folder: Path) -> None:
     [
         "void jump_fcontext(void) {}",
         "static __attribute__((used)) void slp_switch(void) {}",
+        "int setcontext(void *); int resume(void *c) { return setcontext(c); }",
+        "int pthread_cancel(unsigned long); int stop(unsigned long t) { return pthread_cancel(t); }",
         '__asm__(".text; stmxcsr (%rsp); fnstcw 4(%rsp)");',
     ],
 )
@@ -369,7 +371,7 @@ def test_what_can_switch_stacks(source: str, tmp_path: Path) -> None:
 
 
 def test_openssl_and_the_c_library_do_not_switch_stacks_by_being_there(tmp_path: Path) -> None:
-    source = "#include <ucontext.h>\nvoid start(ucontext_t *c) { makecontext(c, 0, 0); setcontext(c); }"
+    source = "#include <ucontext.h>\nvoid start(ucontext_t *c) { makecontext(c, 0, 0); setcontext(c); swapcontext(c, c); }"
     path = compile_library(tmp_path, "libcrypto.so", source)
     with ElfFile(str(path)) as elf:
         assert not switches_stacks(elf, path.name)
