@@ -371,7 +371,8 @@ def test_what_can_switch_stacks(source: str, tmp_path: Path) -> None:
 
 
 def test_openssl_and_the_c_library_do_not_switch_stacks_by_being_there(tmp_path: Path) -> None:
-    source = "#include <ucontext.h>\nvoid start(ucontext_t *c) { makecontext(c, 0, 0); setcontext(c); swapcontext(c, c); }"
+    switches = "makecontext(c, 0, 0); setcontext(c); swapcontext(c, c);"
+    source = f"#include <ucontext.h>\nvoid start(ucontext_t *c) {{ {switches} }}"
     path = compile_library(tmp_path, "libcrypto.so", source)
     with ElfFile(str(path)) as elf:
         assert not switches_stacks(elf, path.name)
