@@ -84,8 +84,9 @@ def test_an_attach_measures_in_passing_and_the_next_one_uses_it(
         (process,) = document["processes"]
         raw = sum(row["raw"]["wall_ns"] for row in process["operations"])
         corrected = sum(row["corrected"]["wall_ns"] for row in process["operations"])
-        # What was taken out of the intervals is what all hits took, but for those before the first event of a thread.
-        assert raw - corrected == pytest.approx(document["overhead"]["estimated_ns"], rel=0.1)
+        # What was taken out of the intervals is what all hits took, but for those outside of a thread's known time, and
+        # for the average at which hits without an event are charged.
+        assert raw - corrected == pytest.approx(document["overhead"]["estimated_ns"], rel=0.4)
         assert document["overhead"]["estimated_ns"] > 0
     assert found[0] == found[1]
 
