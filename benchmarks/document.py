@@ -41,12 +41,12 @@ may be off by whatever else the machine did."""
 
 def render(run: Run, measured: Iterable[tuple[Benchmark, Results]]) -> str:
     """The document."""
-    how = "a quick run with few samples: the figures are rough" if run.quick else "one full run"
+    how, rough = ("a quick run", " with few samples: the figures are rough") if run.quick else ("one full run", "")
     parts = [
         "# Benchmarks\n",
         "`make bench` (as root) measures all of this and prints it as one table; "
         "`make bench BENCH='--write docs/benchmarks.md'` also writes this file.\n",
-        f"* **Date**: {run.day}, {how} of {run.seconds / 60:.1f} minutes",
+        f"* **Date**: {run.day}, {how} of {run.seconds / 60:.1f} minutes{rough}",
         f"* **Machine**: {run.machine}",
         f"* **Software**: {run.software}",
         f"* **Noise**: {run.company()}",
