@@ -22,7 +22,8 @@ from rlscope_ebpf.capture.exits import Code, ExitFinder
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.plan import Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
-from rlscope_ebpf.capture.sites import EMULATED, NOP5, entry_site
+from rlscope_ebpf.capture.sites import entry_site
+from rlscope_ebpf.model.calibration import EMULATED, NOP5
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.paths import marker_library
 

@@ -14,7 +14,8 @@ from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.objects import KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.selection import Chosen, callback_stubs, choose, entry_points
-from rlscope_ebpf.capture.sites import STEPPED, Site, entry_site, other_site
+from rlscope_ebpf.capture.sites import Site, entry_site, other_site
+from rlscope_ebpf.model.calibration import STEPPED
 from rlscope_ebpf.model.categories import Category
 
 _NO_FLAGS: Final = CookieFlag(0)

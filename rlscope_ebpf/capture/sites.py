@@ -15,10 +15,7 @@ import capstone
 import numpy as np
 from capstone import x86_const as x86
 
-NOP5: Final = "nop5"
-EMULATED: Final = "emulated"
-STEPPED: Final = "stepped"
-SITE_CLASSES: Final = (NOP5, EMULATED, STEPPED)
+from rlscope_ebpf.model.calibration import EMULATED, NOP5, STEPPED
 
 ENDBR64: Final = b"\xf3\x0f\x1e\xfa"
 NOP5_BYTES: Final = b"\x0f\x1f\x44\x00\x00"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SITE_CLASSES = ("nop5", "emulated", "stepped")
+NOP5, EMULATED, STEPPED = SITE_CLASSES = ("nop5", "emulated", "stepped")
 """How the kernel executes the probed instruction, by SiteClass."""
 
 

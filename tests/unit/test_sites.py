@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from rlscope_ebpf.capture.elf import ElfFile, Function
 from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.exits import Code, ExitFinder, Jump, scan
-from rlscope_ebpf.capture.sites import EMULATED, MAX_PUSHED, NOP5, STEPPED, Site, entry_site, other_site
+from rlscope_ebpf.capture.sites import MAX_PUSHED, Site, entry_site, other_site
+from rlscope_ebpf.model.calibration import EMULATED, NOP5, STEPPED
 
 sys.path.insert(0, str(Path(__file__).parent))
 
