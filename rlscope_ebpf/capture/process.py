@@ -103,7 +103,7 @@ def inspect(pid: int) -> TargetProcess:
     except PermissionError as error:
         raise not_permitted(pid) from error
     except (FileNotFoundError, ProcessLookupError) as error:
-        raise _vanished(pid) from error
+        raise vanished(pid) from error
     except OSError as error:
         raise ProfilerError(
             f"Process {pid} cannot be inspected: {error.strerror}.", "Check that /proc is mounted and readable."
@@ -138,11 +138,11 @@ def open_pidfd(target: TargetProcess) -> int:
     try:
         descriptor = os.pidfd_open(target.pid)
     except (ProcessLookupError, OSError) as error:
-        raise _vanished(target.pid) from error
+        raise vanished(target.pid) from error
     # Only now is the pid held; whatever was looked at before may have been another process.
     if not is_alive(target):
         os.close(descriptor)
-        raise _vanished(target.pid)
+        raise vanished(target.pid)
     return descriptor
 
 
@@ -243,7 +243,8 @@ def _inspect(pid: int) -> TargetProcess:
     )
 
 
-def _vanished(pid: int) -> ProfilerError:
+def vanished(pid: int) -> ProfilerError:
+    """What to raise about a process that was not there, or is there no more."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -28,7 +28,7 @@ from rlscope_ebpf.capture.markers_layout import read_process_markers, read_threa
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
-from rlscope_ebpf.capture.process import TargetProcess, inspect, open_pidfd
+from rlscope_ebpf.capture.process import TargetProcess, inspect, open_pidfd, vanished
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
@@ -156,6 +156,15 @@ class Profiler:
 
     def attach(self) -> None:
         """Attach to every process of the options. Raises ProfilerErrors; nothing stays attached then."""
+        try:
+            self._attach_all()
+        except ProfilerError as error:
+            # Whatever was missed of it, or in it, was so because it went away meanwhile.
+            if self._targets and all(_has_ended(target) for target in self.targets):
+                raise vanished(self.targets[0].pid) from error
+            raise
+
+    def _attach_all(self) -> None:
         processes = [inspect(pid) for pid in self.options.pids]
         gpu = self._gpu_preparation = GpuPreparation(choose_attach_method(self.options.attach_method))
         if expects_gpu(self.options.gpu, self.launched_gpu):

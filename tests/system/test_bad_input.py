@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import re
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +27,10 @@ from harness import (
     total,
 )
 
-from rlscope_ebpf.errors import ExitStatus
+from rlscope_ebpf.capture.process import TargetProcess, open_pidfd
+from rlscope_ebpf.errors import ExitStatus, UsageError
+from rlscope_ebpf.session import runner
+from rlscope_ebpf.session.options import CaptureOptions
 
 pytestmark = pytest.mark.system
 
@@ -73,6 +78,23 @@ def test_process_that_exits_during_attach(milliseconds: int, start_target: Start
     else:
         done.refused(ExitStatus.USAGE, str(target.pid), "exited")  # gone, or not waited for by its parent: us
         assert not (tmp_path / "a.rlscope").exists()
+
+
+def test_process_that_exits_before_its_files_are_looked_at(
+    start_target: StartTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a zombie then, which has no files: that it has nothing to probe would be the wrong thing to say."""
+    target = start_target(sys.executable, "-c", IDLE.format(seconds=60))
+
+    def open_and_end(process: TargetProcess) -> int:
+        descriptor = open_pidfd(process)
+        os.kill(process.pid, signal.SIGKILL)
+        select.select([descriptor], [], [])
+        return descriptor
+
+    monkeypatch.setattr(runner, "open_pidfd", open_and_end)
+    with runner.Profiler(CaptureOptions(pids=(target.pid,))) as profiler, pytest.raises(UsageError, match="exited"):
+        profiler.attach()
 
 
 def test_32_bit_process(start_target: StartTarget) -> None:
