@@ -87,13 +87,17 @@ def start_profiler(tmp_path: Path) -> Iterator[Callable[..., harness.Profiler]]:
 def attach(
     start_profiler: Callable[..., harness.Profiler], tmp_path: Path
 ) -> Callable[..., tuple[harness.Profiler, Path]]:
-    """attach(target, option, …): the profiler, attached, and the trace it writes."""
+    """attach(target, option, …): the profiler, attached, and the trace it writes.
+
+    Nothing is taken off for what it costs unless the options name a limit: counts are exact only then.
+    """
 
     def start(
         target: harness.Program, *options: str | Path, libraries: tuple[str, ...] = harness.build.LIBRARY_OPTIONS
     ) -> tuple[harness.Profiler, Path]:
         trace = tmp_path / f"{target.pid}-{len(list(tmp_path.glob('*.rlscope')))}.rlscope"
         words = ["attach", "--pid", str(target.pid), "-o", trace, "--no-tui", *libraries]
-        return start_profiler(*words, *options).wait_until_attached(), trace
+        limit = () if "--max-overhead" in options else ("--max-overhead", "0")
+        return start_profiler(*words, *limit, *options).wait_until_attached(), trace
 
     return start

@@ -19,7 +19,6 @@ Attach = Callable[..., tuple[Profiler, Path]]
 StartTarget = Callable[..., Program]
 
 LAUNCHES = ROOT / "kernels_test" / "launches.py"
-NO_LIMIT = ("--max-overhead", "0")
 
 PROBES_NS = 3_000
 """What a call may appear longer than it takes itself: the probes stamp before its first and after its last action."""
@@ -55,7 +54,7 @@ def _profile(
 ) -> tuple[dict[str, Any], dict[str, Any], Path]:
     """Truth, report and trace of a program run under the profiler."""
     target = start_target(sys.executable, LAUNCHES, *words, realtime=True)
-    profiler, trace = attach(target, *NO_LIMIT, *options)
+    profiler, trace = attach(target, *options)
     target.go()
     truth = target.truth()
     target.finish()

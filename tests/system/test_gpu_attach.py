@@ -21,7 +21,6 @@ from rlscope_ebpf.capture.maps import read_maps
 pytestmark = pytest.mark.system
 
 Attach = Callable[..., tuple[Profiler, Path]]
-NO_LIMIT = ("--max-overhead", "0")
 PATIENCE_S = 60.0
 WAYS = {"frida": "by Frida", "gdb": "by gdb"}
 
@@ -93,7 +92,7 @@ def test_kernels_are_charged_and_a_second_attach_works(
     trainer = start_trainer()
     before = trainer.rounds()
     for times in range(2):
-        profiler, trace = attach(trainer, "--gpu", "cupti", *NO_LIMIT, libraries=())
+        profiler, trace = attach(trainer, "--gpu", "cupti", libraries=())
         trainer.wait_for_helper(HelperState.ACTIVE)
         wait_for(partial(_says, profiler, way), PATIENCE_S, "the sentence that says so")
         after = trainer.rounds()
@@ -112,7 +111,7 @@ def test_a_profiler_that_is_killed_leaves_a_helper_that_goes_to_sleep(
     start_trainer: Callable[..., Trainer], attach: Attach
 ) -> None:
     trainer = start_trainer()
-    profiler, trace = attach(trainer, *NO_LIMIT, libraries=())
+    profiler, trace = attach(trainer, libraries=())
     trainer.wait_for_helper(HelperState.ACTIVE)
     trainer.rounds()
     wait_for(lambda: b"simulated" in trace.read_bytes(), PATIENCE_S, "the trace's word of it")
@@ -127,7 +126,7 @@ def test_a_profiler_that_is_killed_leaves_a_helper_that_goes_to_sleep(
 
 def test_cuda_that_comes_after_the_attach(start_trainer: Callable[..., Trainer], attach: Attach) -> None:
     trainer = start_trainer("--late")
-    profiler, trace = attach(trainer, *NO_LIMIT, libraries=())
+    profiler, trace = attach(trainer, libraries=())
     before = trainer.rounds()
     trainer.wait_for_helper(HelperState.ACTIVE)
     after = trainer.rounds()
@@ -140,7 +139,7 @@ def test_auto_never_stops_a_program_to_load_the_helper(
     without_frida: None, start_trainer: Callable[..., Trainer], attach: Attach
 ) -> None:
     trainer = start_trainer()
-    profiler, trace = attach(trainer, *NO_LIMIT, libraries=())
+    profiler, trace = attach(trainer, libraries=())
     wait_for(partial(_says, profiler, "could not be loaded"), PATIENCE_S, "the sentence that says so")
     trainer.rounds()
     assert profiler.stop() == 0, profiler.stderr
@@ -154,7 +153,7 @@ def test_auto_never_stops_a_program_to_load_the_helper(
 
 def test_off_loads_nothing(start_trainer: Callable[..., Trainer], attach: Attach) -> None:
     trainer = start_trainer()
-    profiler, trace = attach(trainer, "--gpu", "off", *NO_LIMIT, libraries=())
+    profiler, trace = attach(trainer, "--gpu", "off", libraries=())
     trainer.rounds()
     assert profiler.stop() == 0, profiler.stderr
     assert checked_report(trace)["session"]["gpu"] == "off"

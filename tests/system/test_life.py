@@ -169,7 +169,7 @@ def test_two_profilers_of_one_target(start_target: StartTarget, attach: Attach) 
     scenarios = ("ctypes_held", "binding", "nesting", "exceptions", "sleep")
     words = [word for name in scenarios for word in ("--scenario", name)]
     target = start_target(sys.executable, TRUTH, *work, *words, realtime=True)
-    sessions = [attach(target, "--max-overhead", "0") for _ in range(2)]
+    sessions = [attach(target) for _ in range(2)]
     target.go()
     truth = target.truth()
     target.finish()
@@ -230,7 +230,7 @@ def test_exceptions_and_jumps_through_probed_functions(method: str, start_target
     target = start_target(sys.executable, TRUTH, *work, realtime=True)
     few = method == "perf"
     libraries = SIMULATOR if few else build.LIBRARY_OPTIONS
-    profiler, trace = attach(target, "--attach-method", method, "--max-overhead", "0", libraries=libraries)
+    profiler, trace = attach(target, "--attach-method", method, libraries=libraries)
     target.go()
     truth = target.truth()
     target.finish()

@@ -24,7 +24,7 @@ def _storm(
 ) -> tuple[Program, Profiler, Path]:
     library = build.native() / LIBRARY
     target = start_target(build.program("storm"), "--library", library, *options)
-    profiler, trace = attach(target, "--max-overhead", "0")
+    profiler, trace = attach(target)
     return target, profiler, trace
 
 

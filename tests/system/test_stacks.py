@@ -33,7 +33,6 @@ METHODS = ("session", "multi", "perf")
 STACKS_LIBRARY = "libstacks_library.so"
 LIBRARIES = ("--library", f"simulator=*{STACKS_LIBRARY}")
 PLAIN_CALLS, ROUNDS = 300, 1500  # of stacks.c
-NO_LIMIT = ("--max-overhead", "0")
 
 
 def _start_stacks(start_target: StartTarget, plugin: str, *words: str) -> Program:
@@ -57,7 +56,7 @@ def test_contexts_switched_inside_of_calls(
     method: str, when: tuple[str, ...], start_target: StartTarget, attach: Attach
 ) -> None:
     target = _start_stacks(start_target, "contexts", *when)
-    profiler, trace = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    profiler, trace = attach(target, "--attach-method", method, libraries=LIBRARIES)
     target.go()
     assert _rounds(target) >= ROUNDS
     assert profiler.wait() == 0, profiler.stderr
@@ -70,7 +69,7 @@ def test_contexts_saved_and_taken_up_one_by_one(
     method: str, when: str, start_target: StartTarget, attach: Attach
 ) -> None:
     target = _start_stacks(start_target, "halves", when, "700")
-    profiler, trace = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    profiler, trace = attach(target, "--attach-method", method, libraries=LIBRARIES)
     target.go()
     assert _rounds(target) >= ROUNDS
     assert profiler.wait() == 0, profiler.stderr
@@ -82,7 +81,7 @@ def test_contexts_saved_and_taken_up_one_by_one(
 @pytest.mark.parametrize("method", ["session", "multi"])
 def test_threads_cancelled_inside_of_calls(method: str, when: str, start_target: StartTarget, attach: Attach) -> None:
     target = _start_stacks(start_target, "cancels", when, "700")
-    profiler, _ = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    profiler, _ = attach(target, "--attach-method", method, libraries=LIBRARIES)
     target.go()
     assert _rounds(target) == ROUNDS
     assert profiler.wait() == 0, profiler.stderr
@@ -90,7 +89,7 @@ def test_threads_cancelled_inside_of_calls(method: str, when: str, start_target:
 
 def test_contexts_made_by_functions_that_nothing_names(start_target: StartTarget, attach: Attach) -> None:
     target = _start_stacks(start_target, "hidden", "late", "300", "linger")
-    profiler, _ = attach(target, *NO_LIMIT, libraries=LIBRARIES)
+    profiler, _ = attach(target, libraries=LIBRARIES)
     target.go()
     wait_for(lambda: "makes stacks to switch to" in profiler.stderr, STOP_S, "the notice")
     target.say("end\n")
@@ -105,7 +104,7 @@ def test_exceptions_of_a_caller_that_no_import_shows(
 ) -> None:
     """The program found the function by name; the code that throws was there before the attach, or is not there yet."""
     target = _start_stacks(start_target, "exceptions", *when)
-    profiler, trace = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    profiler, trace = attach(target, "--attach-method", method, libraries=LIBRARIES)
     target.go()
     assert _rounds(target) == ROUNDS
     assert profiler.wait() == 0, profiler.stderr
@@ -117,7 +116,7 @@ def test_exceptions_of_a_caller_that_no_import_shows(
 @pytest.mark.parametrize("method", METHODS)
 def test_greenlets_switched_inside_of_calls(method: str, when: str, start_target: StartTarget, attach: Attach) -> None:
     target = start_target(sys.executable, TARGETS / "greenlets.py", build.native() / STACKS_LIBRARY, when)
-    profiler, trace = attach(target, "--attach-method", method, *NO_LIMIT, libraries=LIBRARIES)
+    profiler, trace = attach(target, "--attach-method", method, libraries=LIBRARIES)
     target.go()
     assert _rounds(target) > 100
     assert profiler.wait() == 0, profiler.stderr
@@ -132,7 +131,7 @@ def test_greenlets_among_the_functions_of_a_python_module(
     """Functions that only the interpreter calls, and its frames: what switches inside of them is Python."""
     target = start_target(sys.executable, TARGETS / "greenlets.py", build.native() / STACKS_LIBRARY, "late")
     libraries = ("--library", "simulator=*_ctypes.*")
-    profiler, _ = attach(target, "--attach-method", method, *NO_LIMIT, libraries=libraries)
+    profiler, _ = attach(target, "--attach-method", method, libraries=libraries)
     target.go()
     assert _rounds(target) > 100
     assert profiler.wait() == 0, profiler.stderr
@@ -144,7 +143,7 @@ def test_another_profiler_sets_return_probes_on_the_same_functions(start_target:
     libraries = (*LIBRARIES, "--library", "backend=*_decimal*", "--library", "simulator=*_ctypes.*")
     other = start_target(sys.executable, TARGETS / "deep.py", library, "1", "1", "1000")
     target = start_target(sys.executable, TARGETS / "greenlets.py", library, "now")
-    profilers = [attach(each, *NO_LIMIT, libraries=libraries)[0] for each in (other, target)]
+    profilers = [attach(each, libraries=libraries)[0] for each in (other, target)]
     target.go()
     assert _rounds(target) > 100
     other.go()
@@ -164,7 +163,7 @@ def test_calls_below_more_returns_than_the_kernel_keeps(
     words = (build.native() / STACKS_LIBRARY, str(DEPTH), str(DEEP_CALLS), str(SPIN_NS))
     target = start_target(python, TARGETS / "deep.py", *words, realtime=True)
     libraries = (*LIBRARIES, "--library", "backend=*_decimal*")
-    profiler, trace = attach(target, "--attach-method", method, *NO_LIMIT, libraries=libraries)
+    profiler, trace = attach(target, "--attach-method", method, libraries=libraries)
     target.go()
     assert _rounds(target) == DEEP_CALLS
     assert profiler.wait() == 0, profiler.stderr
@@ -183,7 +182,7 @@ def test_return_probes_of_an_older_kernel(start_target: StartTarget, attach: Att
     assert python is not None, "every interpreter here has greenlet: nothing to try it with"
     work = ("--seconds", "2", "--rate", "150", "--shortest", "3000", "--scenario", "ctypes_held", "--scenario", "sleep")
     target = start_target(python, TRUTH, *work, realtime=True)
-    profiler, trace = attach(target, "--attach-method", "multi", *NO_LIMIT)
+    profiler, trace = attach(target, "--attach-method", "multi")
     target.go()
     truth = target.truth()
     target.finish()

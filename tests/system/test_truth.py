@@ -56,7 +56,7 @@ def _try_truth(
     python: str, work: tuple[str, ...], options: tuple[str, ...], start_target: StartTarget, attach: Attach
 ) -> tuple[dict[str, Any], list[Any]]:
     target = start_target(python, TRUTH, *work, realtime=True)
-    profiler, trace = attach(target, "--max-overhead", "0", *options)
+    profiler, trace = attach(target, *options)
     target.go()
     truth = target.truth()
     target.finish()
