@@ -1,12 +1,15 @@
 """A Python program whose operations give a simulated GPU work of exactly known number and time, and prints its truth.
 
-    python operations.py [--rounds N] [--lines N] [--late]
+    python operations.py [--rounds N] [--lines N] [--late] [--worker] [--helper LIBRARY]
 
 It prints `READY pid`. Each line on stdin makes it run its rounds and print `TRUTH json`; at the end of stdin, or after
-N lines, it ends. `--late` loads and starts CUDA only with the first line. The truth, of all rounds since the start:
+N lines, it ends. `--late` loads and starts CUDA only with the first line. `--worker`: some kernels are launched by
+a thread of a backend library (native/worker.c), which is in no operation. `--helper`: the GPU helper is loaded from
+there and started before READY, so that nobody has to load it. The truth, of all rounds since the start:
 
 * `operations`: per path, how many kernels it launched and how long they ran, whenever that was. They run one after the
   other on a stream of the operation's thread, so their sum is their union;
+* `inherited`: launched by the library's thread while one thread was waiting for it; `ambiguous`: while two were;
 * `kernels`: per name, count and total time; `launched`: all of them;
 * `cupti`: what is enabled in the simulated CUPTI, if it is loaded.
 
@@ -39,6 +42,7 @@ KERNELS = {"_Z7forwardPf": 30_000, "_Z8backwardPf": 50_000, "_Z6updatePfi": 20_0
 
 PLAIN = {"_Z7forwardPf": "forward(float*)", "_Z8backwardPf": "backward(float*)", "_Z6updatePfi": "update(float*, int)"}
 OTHERS_STREAM = 2
+PATIENCE_MS = 600_000
 
 
 class Gpu:
@@ -50,7 +54,9 @@ class Gpu:
         for name, function in self._functions.items():
             self._cuda.simcuda_set_kernel(function, name.encode(), ctypes.c_int64(KERNELS[name]))
         self._check(self._cuda.cuInit(0))
+        self._worker = ctypes.CDLL(str(simcuda_build.native() / "libworker.so"))
         self.launched: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
+        self.inherited = self.ambiguous = 0
 
     def launch(self, name: str, count: int, stream: int = 0) -> None:
         """Kernels of this name, from within the operations that are open."""
@@ -62,6 +68,27 @@ class Gpu:
             )
         self.launched[rls.stack(), name] += count
 
+    def delegate(self, name: str, count: int, stream: int = 0) -> None:
+        """The same by the library's thread, which this one waits for."""
+        self._worker.worker_run(self._functions[name], *map(ctypes.c_int64, (count, stream, 1)))
+        self.launched[rls.stack(), name] += count
+        self.inherited += count
+
+    def delegate_together(self, name: str, count: int, stream: int = 0) -> None:
+        """For two threads, which both wait for it: nobody can tell for whom it launches."""
+
+        def wait() -> None:
+            with rls.operation("together"):
+                self._worker.worker_run(self._functions[name], *map(ctypes.c_int64, (count, stream, 2)))
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.launched[(), name] += count
+        self.ambiguous += count
+
     def synchronize(self) -> None:
         """Wait for all of it."""
         self._check(self._cuda.cuCtxSynchronize())
@@ -72,7 +99,7 @@ class Gpu:
             raise RuntimeError(f"CUDA error {error}")
 
 
-def rounds(gpu: Gpu, count: int) -> None:
+def rounds(gpu: Gpu, count: int, *, worker: bool = False) -> None:
     """What a training loop does, and a thread beside it."""
 
     def beside() -> None:
@@ -91,10 +118,15 @@ def rounds(gpu: Gpu, count: int) -> None:
             with rls.operation("update"):
                 gpu.launch("_Z6updatePfi", 10)
             gpu.launch("_Z8backwardPf", 5)
+            if worker:
+                with rls.operation("backward"):
+                    gpu.delegate("_Z8backwardPf", 7)
         # What was launched in there runs mostly in here.
         with rls.operation("wait"):
             gpu.synchronize()
     thread.join()
+    if worker:
+        gpu.delegate_together("_Z8backwardPf", 9)
     gpu.synchronize()
 
 
@@ -103,7 +135,7 @@ def truth(gpu: Gpu) -> dict[str, Any]:
     operations: dict[str, dict[str, int]] = defaultdict(lambda: {"kernels": 0, "gpu_ns": 0})
     kernels: dict[str, dict[str, int]] = defaultdict(lambda: {"count": 0, "total_ns": 0})
     for (path, name), count in gpu.launched.items():
-        row = operations["/".join(path)]
+        row = operations["/".join(path) or "(untracked)"]
         row["kernels"] += count
         row["gpu_ns"] += count * KERNELS[name]
         kernels[PLAIN[name]]["count"] += count
@@ -113,6 +145,8 @@ def truth(gpu: Gpu) -> dict[str, Any]:
         "operations": operations,
         "kernels": kernels,
         "launched": sum(gpu.launched.values()),
+        "inherited": gpu.inherited,
+        "ambiguous": gpu.ambiguous,
         "cupti": cupti_state(),
     }
 
@@ -132,12 +166,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, help="per line on stdin")
     parser.add_argument("--lines", type=int, default=0, help="end after so many; 0: only at the end of stdin")
     parser.add_argument("--late", action="store_true", help="load CUDA with the first line")
+    parser.add_argument("--worker", action="store_true", help="have kernels launched by a library's thread, too")
+    parser.add_argument("--helper", default="", help="the GPU helper's file")
     options = parser.parse_args()
     gpu = None if options.late else Gpu()
+    if options.helper:
+        ctypes.CDLL(options.helper).rlscope_gpu_start(0, PATIENCE_MS)
     print(f"READY {os.getpid()}", flush=True)
     for number, _ in enumerate(sys.stdin, 1):
         gpu = gpu or Gpu()
-        rounds(gpu, options.rounds)
+        rounds(gpu, options.rounds, worker=options.worker)
         print("TRUTH", json.dumps(truth(gpu)), flush=True)
         if number == options.lines:
             break

@@ -47,6 +47,7 @@ LOSS_LABELS: dict[str, tuple[str, str]] = {
     "gpu_unmatched": ("GPU activity without its launch", "GPU activities without their launch"),
     "gpu_late": ("GPU activity known too late", "GPU activities known too late"),
     "gpu_launches": ("launch without GPU activity", "launches without GPU activity"),
+    "gpu_ambiguous": ("GPU activity of no certain operation", "GPU activities of no certain operation"),
 }
 """What each field of `Losses` counts, as it reads behind one and behind any other number."""
 
@@ -225,6 +226,8 @@ def overhead(fraction: float, plausible: bool) -> str:
 def consequence(totals: Losses) -> str:
     """A sentence on what the losses that matter do to the figures."""
     names = {name for name, number in totals.as_dict().items() if number} - HARMLESS_LOSSES
+    if names == {"gpu_ambiguous"}:
+        return "Their time counts as that of no operation."
     if names <= _MISPLACED_LOSSES:
         return "Their time counts as their caller's."
     return "These are missing in every figure."

@@ -145,6 +145,7 @@ class Losses:
     gpu_unmatched: int = 0  # GPU activity whose launch is not known: charged to no operation
     gpu_late: int = 0  # GPU activity told of so late that its time is missing in unions; whoever adds up counts it
     gpu_launches: int = 0  # launches of which no activity came: of nothing (an empty copy), or it was lost
+    gpu_ambiguous: int = 0  # GPU activity of threads without operations for which several threads may have waited
 
     def as_dict(self) -> dict[str, int]:
         """Field name → count."""
@@ -166,6 +167,7 @@ class Counters:
     gpu_records: int = 0  # GPU records read from the ring, launches and names included
     gpu_matched: int = 0  # GPU activities whose launch was found
     gpu_early: int = 0  # GPU activities that were launched before recording began
+    gpu_inherited: int = 0  # GPU activities charged to the operation of the thread that waited for the launching one
 
 
 Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo

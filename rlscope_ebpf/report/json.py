@@ -37,14 +37,15 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
 
     Beyond the contract: `session` has `problems` (what is missing or damaged, in sentences), `loss_fraction` (of the
     events that the probes wanted to send), `shares_refused` (so much is missing that no percentage should be made of
-    these figures) and `gpu_loss_fraction` (of the GPU's records); an operation has `inclusive_ns` (with nested
-    operations), `open_now`, `state_ns` and `hits`; a process has its phases, threads, progress and metadata. Of the
-    GPU: an operation's `gpu_activities`, and how long they were `queued` from launch to start (of a graph the first
-    counts), the same per kernel; a process's `gpu_copies`
-    by direction ("set": memory filled) and `gpu_ns`, in which some GPU worked for it. `overhead` is `plausible` as long
-    as it is no more than the time that the target's threads ran; only otherwise `fraction` may be above 1. `notices`
-    are the sentences that the profiler had for the user, each with its time; the `important` ones say that something is
-    counted differently from then on.
+    these figures), `gpu_records_inherited` (activities that a thread without operations launched while one other thread
+    waited for it, whose operation they are charged to) and `gpu_loss_fraction` (of the GPU's records); an operation has
+    `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a process has its phases, threads,
+    progress and metadata. Of the GPU: an operation's `gpu_activities`, and how long they were `queued` from launch to
+    start (of a graph the first counts), the same per kernel; a process's `gpu_copies` by direction ("set": memory
+    filled) and `gpu_ns`, in which some GPU worked for it. `overhead` is `plausible` as long as it is no more than the
+    time that the target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the
+    profiler had for the user, each with its time; the `important` ones say that something is counted differently from
+    then on.
     """
     info, end = breakdown.info, breakdown.end
     return {
@@ -68,6 +69,7 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "loss_fraction": breakdown.loss_fraction,
             "shares_refused": breakdown.shares_refused,
             "gpu_records_received": breakdown.counters.gpu_records,
+            "gpu_records_inherited": breakdown.counters.gpu_inherited,
             "gpu_loss_fraction": breakdown.gpu_loss_fraction,
         },
         "losses": breakdown.losses.as_dict(),

@@ -154,6 +154,8 @@ def _gpu_records(breakdown: Breakdown) -> str:
     text = f"{fmt.count(counters.gpu_records)} received"
     if counters.gpu_early:
         text += f", {fmt.count(counters.gpu_early)} of work launched before the recording"
+    if counters.gpu_inherited:
+        text += f", {fmt.count(counters.gpu_inherited)} of work launched for a thread that waited"
     return f"{text}, {fmt.percent(breakdown.gpu_loss_fraction)} lost" if lost else f"{text}, none lost"
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf.model.gpu import GPU_DTYPE, GPU_RECORD_DTYPE, IS_WORK, GpuKind
 from rlscope_ebpf.model.keys import Ints, KeyRows, grown, pair
 from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
+from rlscope_ebpf.session.gpu_callers import BackendCalls
 from rlscope_ebpf.session.gpu_timeline import ThreadTimelines
 from rlscope_ebpf.session.gpu_waiting import LAUNCH_DTYPE, WaitingLaunches
 from rlscope_ebpf.session.registry import Registry
@@ -36,8 +37,10 @@ class GpuMatcher:
 
     Records come in any order, up to seconds late. An activity and its launch have the same correlation id in the same
     process; ids wrap. Thread, path and phase of a row are those of the launching thread when it made the launching
-    call. An activity whose launch does not come within `ACTIVITY_WAIT_NS` becomes a row without thread and path: if it
-    was launched before recording began it is `early`, else `unmatched`. Its phase is the process's at its start.
+    call; if it has never been in an operation, path and phase are those of the thread that waits for it inside a call
+    of a backend (`BackendCalls`). An activity whose launch does not come within `ACTIVITY_WAIT_NS` becomes a row
+    without thread and path: if it was launched before recording began it is `early`, else `unmatched`. Its phase is the
+    process's at its start.
     """
 
     def __init__(self, registry: Registry, *, host_tid: Callable[[int, int], int] | None = None) -> None:
@@ -47,9 +50,11 @@ class GpuMatcher:
         self.received = 0
         self.matched = 0
         self.early = 0
+        self.inherited = 0
         self._registry = registry
         self._host_tid = host_tid
         self._threads = ThreadTimelines()
+        self._calls = BackendCalls()
         self._launches = WaitingLaunches()
         self._unplaced = np.zeros(0, _PENDING_DTYPE)  # launches of a time that has not been handed out yet
         self._activities = np.zeros(0, _PENDING_DTYPE)
@@ -61,6 +66,7 @@ class GpuMatcher:
         self._lost: dict[Hashable, tuple[int, int]] = {}
         self._invalid = 0
         self._unmatched = 0
+        self._ambiguous = 0
 
     def losses(self, others: Losses) -> Losses:
         """`others` with what is known here of the GPU."""
@@ -71,11 +77,18 @@ class GpuMatcher:
             gpu_invalid=invalid + self._invalid,
             gpu_unmatched=self._unmatched,
             gpu_launches=self._launches.unmatched,
+            gpu_ambiguous=self._ambiguous,
         )
 
     def counters(self, others: Counters) -> Counters:
         """`others` with the work done here."""
-        return replace(others, gpu_records=self.received, gpu_matched=self.matched, gpu_early=self.early)
+        return replace(
+            others,
+            gpu_records=self.received,
+            gpu_matched=self.matched,
+            gpu_early=self.early,
+            gpu_inherited=self.inherited,
+        )
 
     def set_lost(self, source: Hashable, records: int, invalid: int = 0) -> None:
         """Running totals of what `source` (a process's helper, the ring) could not deliver, or would not."""
@@ -92,10 +105,12 @@ class GpuMatcher:
     def define(self, definitions: Iterable[Definition]) -> None:
         """Learn which threads there are, from a batch that is not given to `advance` as no GPU is in use yet."""
         self._threads.define(definitions)
+        self._calls.define(definitions)
 
     def remember(self, intervals: NDArray[np.void]) -> None:
         """Learn where threads were, from such a batch: all its intervals, batches in their order."""
         self._threads.add(intervals)
+        self._calls.add(intervals)
 
     def advance(
         self,
@@ -114,10 +129,10 @@ class GpuMatcher:
         `last`: nothing more comes, nothing waits any longer. Launches after `queued_ns` are then not missed: they may
         still have been in a queue.
         """
-        self._threads.define(batch.definitions)
+        self.define(batch.definitions)
         intervals = batch.tables.get("intervals")
         if intervals is not None:
-            self._threads.add(intervals)
+            self.remember(intervals)
         batch.definitions.extend(self._registry.drain())
         now_ns = max(batch.now_ns, read_ns)
         pending = self._sound(records, pid, now_ns)
@@ -188,7 +203,18 @@ class GpuMatcher:
             where = self._threads.at(pid, tid, start_ns[mine])
             for name in ("thread", "path", "phase", "known"):
                 rows[name][mine] = where[name]
+            if not self._threads.is_marked(pid, tid):
+                self._inherit(rows, mine, self._calls.callers(pid, tid, start_ns[mine]))
         self._launches.add(rows)
+
+    def _inherit(self, rows: NDArray[np.void], mine: Ints, callers: NDArray[np.void]) -> None:
+        """Charge launches to the operations of those for whom they were made."""
+        found = np.flatnonzero(callers["found"])
+        for name in ("path", "phase"):
+            rows[name][mine[found]] = callers[name][found]
+        rows["known"][mine[found]] = True
+        rows["inherited"][mine[found]] = True
+        rows["ambiguous"][mine] = callers["ambiguous"]
 
     def _join(self, activities: NDArray[np.void], now_ns: int, last: bool) -> list[NDArray[np.void]]:
         record = activities["record"]
@@ -200,6 +226,8 @@ class GpuMatcher:
         unknown = ~launches["known"]
         self._unmatched += int(np.count_nonzero(unknown))
         self.matched += len(matched) - int(np.count_nonzero(unknown))
+        self.inherited += int(np.count_nonzero(launches["inherited"]))
+        self._ambiguous += int(np.count_nonzero(launches["ambiguous"]))
         found = np.take(activities, matched)
         self._see_streams(found, start_ns[matched])
 

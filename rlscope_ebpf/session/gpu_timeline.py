@@ -25,15 +25,17 @@ CHANGE_DTYPE = np.dtype([("start_ns", "<i8"), ("thread", "<u4"), ("path", "<u4")
 class _Timeline:
     """One (pid, tid), whichever threads have it one after the other."""
 
-    __slots__ = ("_changes", "_new", "_waiting")
+    __slots__ = ("_changes", "_new", "_waiting", "marked")
 
     def __init__(self, thread: int) -> None:
         # Before the first change the thread is in no operation that anybody has heard of.
         self._changes = np.array([(np.iinfo(np.int64).min, thread, 0, 0, True)], CHANGE_DTYPE)
         self._new: list[NDArray[np.void]] = []
         self._waiting = 0
+        self.marked = False
 
     def add(self, changes: NDArray[np.void]) -> None:
+        self.marked = self.marked or bool(changes["path"].any())
         self._new.append(changes)
         self._waiting += len(changes)
         if self._waiting >= _SMALL:
@@ -108,6 +110,11 @@ class ThreadTimelines:
         """Where a thread was at each moment (CHANGE_DTYPE): `thread` 0 and not `known` if nobody has heard of it."""
         timeline = self._timelines.get((pid, tid))
         return np.zeros(len(time_ns), CHANGE_DTYPE) if timeline is None else timeline.at(time_ns)
+
+    def is_marked(self, pid: int, tid: int) -> bool:
+        """Whether a thread has been in an operation: it says itself what it does, also outside of them."""
+        timeline = self._timelines.get((pid, tid))
+        return timeline is not None and timeline.marked
 
     def phase_at(self, pid: int, time_ns: Ints) -> Ints:
         """Phase of a process, as far as its main thread tells."""

@@ -32,6 +32,8 @@ LAUNCH_DTYPE = np.dtype(
         ("phase", "<u4"),
         ("known", "?"),  # whether its thread's whereabouts are
         ("matched", "?"),
+        ("inherited", "?"),  # the operation is that of the thread that waits for the launching one
+        ("ambiguous", "?"),  # several threads may be that; the launch is in no operation
         ("detail", "u1"),  # GpuLaunch
     ],
     align=True,

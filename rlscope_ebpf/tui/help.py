@@ -153,6 +153,7 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
                     (counters.gpu_records, "GPU record", " received"),
                     (counters.gpu_matched, "GPU activity", " whose launch was found"),
                     (counters.gpu_early, "GPU activity", " launched before recording began"),
+                    (counters.gpu_inherited, "GPU activity", " launched for a thread that waited"),
                 )
                 if counters.gpu_records
                 else ()

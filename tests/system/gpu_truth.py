@@ -50,7 +50,7 @@ def difference(later: dict[str, Any], earlier: dict[str, Any] | None) -> dict[st
         return later
     return {
         "pid": later["pid"],
-        "launched": later["launched"] - earlier["launched"],
+        **{key: later[key] - earlier[key] for key in ("launched", "inherited", "ambiguous")},
         **{
             table: {
                 name: {key: value - earlier[table].get(name, {}).get(key, 0) for key, value in row.items()}
@@ -65,7 +65,7 @@ def expect(document: dict[str, Any], truth: dict[str, Any], *, ignore: Sequence[
     """Every launch is there, with its kernel's name and time, and charged to the operation that made it."""
     assert document["session"]["gpu"] == "simulated", document["session"]["gpu_reason"]
     losses = {name: count for name, count in document["losses"].items() if name.startswith("gpu") and count}
-    assert not losses
+    assert losses == ({"gpu_ambiguous": truth["ambiguous"]} if truth["ambiguous"] else {})
     kernels = {row["name"]: row for row in process_of(document, truth["pid"])["gpu_kernels"]}
     assert {name: row["count"] for name, row in kernels.items()} == {
         name: row["count"] for name, row in truth["kernels"].items()

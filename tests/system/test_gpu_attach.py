@@ -17,6 +17,7 @@ from rlscope_ebpf.capture.gpu import read_status
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX
 from rlscope_ebpf.capture.gpu_layout import HelperState
 from rlscope_ebpf.capture.maps import read_maps
+from rlscope_ebpf.paths import gpu_library
 
 pytestmark = pytest.mark.system
 
@@ -104,6 +105,24 @@ def test_kernels_are_charged_and_a_second_attach_works(
         trainer.wait_for_helper(HelperState.DORMANT)
         before = trainer.rounds()
         assert not any(before["cupti"].values())
+    trainer.finish()
+
+
+def test_a_librarys_thread_launches_for_the_thread_that_waits_for_it(
+    start_trainer: Callable[..., Trainer], attach: Attach
+) -> None:
+    # Calls made while a library is being loaded are not followed: the helper is there before.
+    trainer = start_trainer("--worker", "--helper", str(gpu_library()))
+    trainer.wait_for_helper(HelperState.ACTIVE)
+    profiler, trace = attach(trainer, *NO_LIMIT, libraries=("--library", "backend=*/libworker.so"))
+    wait_for(lambda: b"simulated" in trace.read_bytes(), PATIENCE_S, "the trace's word of it")
+    truth = trainer.rounds()
+    assert profiler.stop() == 0, profiler.stderr
+    document = checked_report(trace)
+    assert truth["inherited"]
+    assert truth["ambiguous"]
+    expect(document, truth)
+    assert document["session"]["gpu_records_inherited"] == truth["inherited"]
     trainer.finish()
 
 
