@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rlscope_ebpf.errors import UnsupportedError
@@ -18,9 +19,19 @@ CALIBRATION_LIBRARY = "librlscope_calibration.so"
 GPU_LIBRARY = "librlscope_cupti.so"
 """File name (and soname) of the GPU helper."""
 
-
 INJECTION_LIBRARY = "librlscope_inject.so"
 """File name of what loads the GPU helper into a running process."""
+
+STATE_VARIABLE = "RLSCOPE_EBPF_STATE"
+"""Environment variable that names another folder for what is kept of this host."""
+
+SYSTEM_STATE = Path("/var/lib/rlscope-ebpf")
+
+
+def state_dir() -> Path:
+    """Folder of what is kept of this host between sessions: its calibration, compiled programs. May not exist yet."""
+    named = os.environ.get(STATE_VARIABLE)
+    return Path(named) if named else SYSTEM_STATE
 
 
 def probes_dir() -> Path:

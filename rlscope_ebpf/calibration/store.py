@@ -16,14 +16,9 @@ from rlscope_ebpf.capture.compiler import SOURCES
 from rlscope_ebpf.capture.kernel import kernel_release
 from rlscope_ebpf.errors import NotPermittedError, ProfilerError
 from rlscope_ebpf.model.calibration import Calibration, MethodCosts, method_costs
-from rlscope_ebpf.paths import probes_dir
+from rlscope_ebpf.paths import STATE_VARIABLE, probes_dir, state_dir
 
 FORMAT = "rlscope-ebpf.calibration/1"
-
-FOLDER_VARIABLE = "RLSCOPE_EBPF_STATE"
-"""Environment variable that names another folder."""
-
-SYSTEM_FOLDER = Path("/var/lib/rlscope-ebpf")
 
 FRESH = timedelta(days=30)
 """A host's clock speed, firmware and load change; so its costs are taken again now and then."""
@@ -36,8 +31,7 @@ _NAME = "calibration.json"
 
 def calibration_path() -> Path:
     """The file in which this host's calibration is kept."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    return (Path(folder) if folder else SYSTEM_FOLDER) / _NAME
+    return state_dir() / _NAME
 
 
 def this_host(methods: Mapping[str, MethodCosts], now: datetime | None = None, *, short: bool = False) -> Calibration:
@@ -73,7 +67,7 @@ def save(calibration: Calibration, path: Path | None = None) -> Path:
         kind = NotPermittedError if isinstance(error, PermissionError) else ProfilerError
         raise kind(
             f"The calibration cannot be written to {target}: {error.strerror or error}.",
-            f"Set {FOLDER_VARIABLE} to a folder that can be written.",
+            f"Set {STATE_VARIABLE} to a folder that can be written.",
         ) from error
     return target
 

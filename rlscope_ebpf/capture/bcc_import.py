@@ -100,6 +100,19 @@ def load_bcc(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) -> Modu
         loaded = sys.modules.get("bcc")
     if loaded is not None and hasattr(loaded, "BPF"):
         return loaded
+    chosen = _choose(distribution_folders)
+    with _IMPORTING:
+        loaded = sys.modules.get("bcc")
+        return loaded if loaded is not None and hasattr(loaded, "BPF") else _import_package(chosen)
+
+
+def bcc_identity(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) -> str:
+    """Which BCC `load_bcc` would import: its folder and version. Imports nothing. Raises as `load_bcc` does."""
+    chosen = _choose(distribution_folders)
+    return f"{chosen.folder} {chosen.version}"
+
+
+def _choose(distribution_folders: Sequence[str]) -> BccCandidate:
     candidates = find_candidates(distribution_folders)
     genuine = [candidate for candidate in candidates if candidate.genuine]
     if not genuine:
@@ -111,9 +124,7 @@ def load_bcc(distribution_folders: Sequence[str] = DISTRIBUTION_FOLDERS) -> Modu
             f"BCC {genuine[0].version} in {genuine[0].folder} is too old: {oldest_accepted} or newer is needed.",
             "Upgrade it: " + install_hint().removeprefix("Install it with "),
         )
-    with _IMPORTING:
-        loaded = sys.modules.get("bcc")
-        return loaded if loaded is not None and hasattr(loaded, "BPF") else _import_package(recent[0])
+    return recent[0]
 
 
 def bcc_version(module: ModuleType) -> tuple[int, ...]:

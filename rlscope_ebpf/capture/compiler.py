@@ -1,19 +1,23 @@
-"""Compiling and loading the BPF programs through BCC.
+"""Compiling the BPF programs through BCC, and loading them.
 
-An attach waits for this more than for anything else. It needs nothing but BCC and the standard library, so it can begin
-before NumPy has been imported.
+An attach waits for this more than for anything else. It needs little beyond BCC and the standard library, so it can
+begin before NumPy has been imported; and what has been compiled is kept for the next time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
-from rlscope_ebpf.capture.bcc_import import load_bcc
-from rlscope_ebpf.capture.kernel import effective_capabilities
+from rlscope_ebpf.capture import kept_images
+from rlscope_ebpf.capture.bcc_import import bcc_identity, load_bcc
+from rlscope_ebpf.capture.bpf import PROGRAM_KPROBE, PROGRAM_PERF_EVENT, PROGRAM_TRACEPOINT
+from rlscope_ebpf.capture.image import Image, LoadedImage, image_of
+from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_release
 from rlscope_ebpf.capture.links import ATTACH_TYPES
 from rlscope_ebpf.capture.marker_offsets import DEPTH_OFFSET, NAMES_OFFSET
 from rlscope_ebpf.errors import NotPermittedError, UnsupportedError
@@ -34,6 +38,9 @@ TRACEPOINTS: dict[str, str] = {
 }
 """Tracepoint of the `sched` system → program."""
 
+TICK = "rls_tick"
+"""The program of the clock."""
+
 BCC_OPTIMISES = ("-Xclang", "-disable-llvm-passes")
 """Clang need not optimise: BCC lets LLVM do it once more in any case. A fifth of the time."""
 
@@ -42,33 +49,29 @@ COMPILER = threading.Lock()
 
 _PAGE = 4096
 
+Loaded = TypeVar("Loaded")
+
 
 @dataclass(slots=True)
 class CompiledPrograms:
-    """Descriptors of the loaded programs, and the module that holds their maps."""
+    """Descriptors of the loaded programs, and of their maps by name."""
 
     method: str
-    bcc: ModuleType
-    module: Any  # bcc.BPF
+    image: LoadedImage
     session_fd: int = -1  # only with method "session": entry and return
     entry_fd: int = -1
     return_fd: int = -1  # only with the other methods
     tracepoint_fds: dict[str, int] = field(default_factory=dict)
     tick_fd: int = -1
-    _fds: list[int] = field(default_factory=list)
 
-    def load(self, name: str, attach_type: int) -> int:
-        """Load a program; the same one may be loaded once for each attach type."""
-        fd: int = self.module.load_func(name, self.bcc.BPF.KPROBE, attach_type=attach_type).fd
-        del self.module.funcs[name.encode()]  # where BCC would find it the next time
-        self._fds.append(fd)
-        return fd
+    @property
+    def maps(self) -> dict[str, int]:
+        """Descriptors by name."""
+        return self.image.maps
 
     def close(self) -> None:
         """Unload."""
-        while self._fds:
-            os.close(self._fds.pop())
-        self.module.cleanup()
+        self.image.close()
 
 
 def compile_programs(method: str) -> CompiledPrograms:
@@ -79,13 +82,7 @@ def compile_programs(method: str) -> CompiledPrograms:
         UnsupportedError: BCC is missing, or the kernel refuses the programs.
     """
     _require_privileges()
-    bcc = load_bcc()
-    # BCC looks for kernel headers there; ours are the few lines it needs of them.
-    os.environ["BCC_KERNEL_SOURCE"] = str(probes_dir())
-    text = "".join((probes_dir() / name).read_text() for name in SOURCES)
     flags = [
-        f"-I{probes_dir()}",
-        "-Wno-macro-redefined",
         f"-DEVENT_RING_PAGES={EVENT_RING_BYTES // _PAGE}",
         f"-DTEXT_RING_PAGES={TEXT_RING_BYTES // _PAGE}",
         f"-DMARKER_DEPTH_OFFSET={DEPTH_OFFSET}",
@@ -93,33 +90,91 @@ def compile_programs(method: str) -> CompiledPrograms:
     ]
     if method == "session":
         flags.append("-DRLS_SESSION")
+        probes = ["rls_session"]
+    else:
+        probes = ["rls_entry", "rls_return"]
     try:
-        with COMPILER:
-            return _compile(method, bcc, text, [*flags, *BCC_OPTIMISES])
-    except Exception:
-        pass  # perhaps this BCC does not
-    try:
-        with COMPILER:
-            return _compile(method, bcc, text, flags)
-    except Exception as error:  # BCC raises bare Exceptions
+        programs = [*probes, *TRACEPOINTS.values(), TICK]
+        return load_compiled(SOURCES, flags, programs, lambda image: _load(method, image))
+    except OSError as error:
         raise UnsupportedError(
             f"The kernel's BPF programs could not be loaded ({error}).",
             "Run `rlscope-ebpf doctor` to see which requirement is not met.",
         ) from error
 
 
-def _compile(method: str, bcc: ModuleType, text: str, flags: list[str]) -> CompiledPrograms:
-    compiled = CompiledPrograms(method, bcc, bcc.BPF(text=text, cflags=flags))
+def _load(method: str, image: LoadedImage) -> CompiledPrograms:
+    compiled = CompiledPrograms(method, image)
     if method == "session":
-        compiled.session_fd = compiled.load("rls_session", ATTACH_TYPES["session"])
-        compiled.entry_fd = compiled.load("rls_session", ATTACH_TYPES["multi"])
+        compiled.session_fd = image.load("rls_session", PROGRAM_KPROBE, ATTACH_TYPES["session"])
+        compiled.entry_fd = image.load("rls_session", PROGRAM_KPROBE, ATTACH_TYPES["multi"])
     else:
-        compiled.entry_fd = compiled.load("rls_entry", ATTACH_TYPES[method])
-        compiled.return_fd = compiled.load("rls_return", ATTACH_TYPES[method])
+        compiled.entry_fd = image.load("rls_entry", PROGRAM_KPROBE, ATTACH_TYPES[method])
+        compiled.return_fd = image.load("rls_return", PROGRAM_KPROBE, ATTACH_TYPES[method])
     for name, program in TRACEPOINTS.items():
-        compiled.tracepoint_fds[name] = compiled.module.load_func(program, bcc.BPF.TRACEPOINT).fd
-    compiled.tick_fd = compiled.module.load_func("rls_tick", bcc.BPF.PERF_EVENT).fd
+        compiled.tracepoint_fds[name] = image.load(program, PROGRAM_TRACEPOINT)
+    compiled.tick_fd = image.load(TICK, PROGRAM_PERF_EVENT)
     return compiled
+
+
+def load_compiled(
+    sources: Sequence[str], flags: Sequence[str], programs: Sequence[str], load: Callable[[LoadedImage], Loaded]
+) -> Loaded:
+    """What `load` makes of the image of some of our sources (names, joined in this order).
+
+    The image is the one that is kept, or is compiled now. It is closed if `load` raises.
+
+    Raises OSError if it cannot be compiled or loaded, UnsupportedError if BCC is missing.
+    """
+    text = "".join((probes_dir() / name).read_text() for name in sources)
+    key = _key(text, flags, programs)
+    kept = kept_images.load(key)
+    if kept is not None:
+        try:
+            return _loaded(kept, load)
+        except (OSError, KeyError):
+            kept_images.forget(key)
+    try:
+        image = _compile(text, [*flags, *BCC_OPTIMISES], programs)
+        loaded = _loaded(image, load)
+    except OSError:  # perhaps this BCC does not
+        image = _compile(text, flags, programs)
+        loaded = _loaded(image, load)
+    kept_images.save(key, image)
+    return loaded
+
+
+def _loaded(image: Image, load: Callable[[LoadedImage], Loaded]) -> Loaded:
+    into = LoadedImage(image)
+    try:
+        return load(into)
+    except BaseException:
+        into.close()
+        raise
+
+
+def _key(text: str, flags: Sequence[str], programs: Sequence[str]) -> str:
+    """Of all that what BCC makes depends on."""
+    digest = hashlib.sha256()
+    headers = sorted(path for path in probes_dir().rglob("*.h"))
+    for part in (text, *flags, *programs, kernel_release(), bcc_identity(), *(path.read_text() for path in headers)):
+        digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()[:32]
+
+
+def _compile(text: str, flags: Sequence[str], programs: Sequence[str]) -> Image:
+    bcc = load_bcc()
+    with COMPILER:
+        # BCC looks for kernel headers there; ours are the few lines it needs of them.
+        os.environ["BCC_KERNEL_SOURCE"] = str(probes_dir())
+        try:
+            module = bcc.BPF(text=text, cflags=[f"-I{probes_dir()}", "-Wno-macro-redefined", *flags])
+        except Exception as error:  # BCC raises bare Exceptions
+            raise OSError(str(error)) from error
+        try:
+            return image_of(bcc, module, programs)
+        finally:
+            module.cleanup()
 
 
 def _require_privileges() -> None:

@@ -6,16 +6,14 @@ probes that somebody listens, and leaves by itself when they are gone: there is 
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.capture.bcc_import import load_bcc
-from rlscope_ebpf.capture.compiler import BCC_OPTIMISES, COMPILER
+from rlscope_ebpf.capture.bpf import PROGRAM_KPROBE, BpfMap
+from rlscope_ebpf.capture.compiler import load_compiled
 from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.gpu_layout import (
     BATCH_DTYPE,
@@ -31,10 +29,9 @@ from rlscope_ebpf.capture.links import ATTACH_TYPES, Link, attach
 from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
 from rlscope_ebpf.capture.preparation import leave_working_folder
-from rlscope_ebpf.capture.programs import BpfMap, possible_cpus
+from rlscope_ebpf.capture.programs import possible_cpus
 from rlscope_ebpf.capture.ring import Ring
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
-from rlscope_ebpf.paths import probes_dir
 
 BATCH_RING_BYTES = 32 << 20
 """Half a million records: two seconds of the fastest graph replays."""
@@ -43,6 +40,7 @@ TEXT_RING_BYTES = 2 << 20
 _PAGE = 4096
 _MAX_READ = 512  # batches at a time: 8 MB
 _COUNTERS = 4
+_PROGRAM = "rls_gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +84,25 @@ class GpuCapture:
 
     def __init__(self, method: str) -> None:
         self._method = "multi" if method == "session" else method  # only entries are of interest
-        bcc = load_bcc()
-        os.environ["BCC_KERNEL_SOURCE"] = str(probes_dir())
         flags = [
-            f"-I{probes_dir()}",
-            "-Wno-macro-redefined",
             f"-DGPU_RING_PAGES={BATCH_RING_BYTES // _PAGE}",
             f"-DGPU_TEXT_RING_PAGES={TEXT_RING_BYTES // _PAGE}",
         ]
-        text = (probes_dir() / "gpu.bpf.c").read_text()
+        kind = ATTACH_TYPES[self._method]
         try:
-            with COMPILER:
-                self._module: Any = _compile(bcc, text, flags)
-            loaded = self._module.load_func("rls_gpu", bcc.BPF.KPROBE, attach_type=ATTACH_TYPES[self._method])
-        except Exception as error:  # BCC raises bare Exceptions
+            self._image, self._fd = load_compiled(
+                ["gpu.bpf.c"], flags, [_PROGRAM], lambda image: (image, image.load(_PROGRAM, PROGRAM_KPROBE, kind))
+            )
+        except OSError as error:
             raise UnsupportedError(
                 f"The BPF program for GPU records could not be loaded ({error}).",
                 "Use --gpu off, or run `rlscope-ebpf doctor` to see which requirement is not met.",
             ) from error
-        self._fd: int = loaded.fd
-        self._batches = Ring(self._module["gpu_batches"].map_fd, BATCH_RING_BYTES, BATCH_DTYPE)
-        self._texts = Ring(self._module["gpu_texts"].map_fd, TEXT_RING_BYTES, TEXT_DTYPE)
-        self._targets = BpfMap(bcc, self._module["gpu_targets"])
-        self._counters = BpfMap(bcc, self._module["gpu_counters"])
+        maps = self._image.maps
+        self._batches = Ring(maps["gpu_batches"], BATCH_RING_BYTES, BATCH_DTYPE)
+        self._texts = Ring(maps["gpu_texts"], TEXT_RING_BYTES, TEXT_DTYPE)
+        self._targets = BpfMap(maps["gpu_targets"])
+        self._counters = BpfMap(maps["gpu_counters"])
         self._cpus = possible_cpus()
         self._links: dict[int, Link] = {}
 
@@ -163,7 +157,7 @@ class GpuCapture:
             self.detach(pid)
         self._batches.close()
         self._texts.close()
-        self._module.cleanup()
+        self._image.close()
 
 
 class GpuPreparation:
@@ -230,13 +224,6 @@ def read_status(pid: int, mapped: MappedObject) -> HelperStatus | None:
     except (OSError, ProfilerError):
         pass
     return None
-
-
-def _compile(bcc: Any, text: str, flags: list[str]) -> Any:
-    try:
-        return bcc.BPF(text=text, cflags=[*flags, *BCC_OPTIMISES])
-    except Exception:  # perhaps this BCC does not
-        return bcc.BPF(text=text, cflags=flags)
 
 
 def _sites(path: str) -> tuple[list[int], list[int]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-_SYS_BPF = 321
+from rlscope_ebpf.capture.bpf import create_link
+
 _SYS_PERF_EVENT_OPEN = 298
-_BPF_LINK_CREATE = 28
 _BPF_PERF_EVENT = 41
 _BPF_F_UPROBE_MULTI_RETURN = 1
 _PERF_EVENT_IOC_ENABLE = 0x2400
@@ -130,7 +130,7 @@ def _attach_multi(
         flags=_BPF_F_UPROBE_MULTI_RETURN if returns and method == "multi" else 0,
         pid=pid,
     )
-    return _bpf(_BPF_LINK_CREATE, attr)
+    return create_link(attr)
 
 
 def _attach_perf(
@@ -188,10 +188,7 @@ def attach_perf_event(
     if event < 0:
         raise _last_error()
     try:
-        link = _bpf(
-            _BPF_LINK_CREATE,
-            _PerfLink(prog_fd=prog_fd, target_fd=event, attach_type=_BPF_PERF_EVENT, bpf_cookie=cookie),
-        )
+        link = create_link(_PerfLink(prog_fd=prog_fd, target_fd=event, attach_type=_BPF_PERF_EVENT, bpf_cookie=cookie))
     except OSError:
         os.close(event)
         raise
@@ -204,14 +201,6 @@ def _uprobe_pmu() -> tuple[int, int]:
     """Type number of the uprobe PMU and the config bit that asks for returns."""
     kind = int((_UPROBE_PMU / "type").read_text())
     return kind, int((_UPROBE_PMU / "format" / "retprobe").read_text().strip().removeprefix("config:"))
-
-
-def _bpf(command: int, attr: ctypes.Structure) -> int:
-    ctypes.set_errno(0)
-    fd: int = _libc.syscall(_SYS_BPF, command, ctypes.byref(attr), ctypes.sizeof(attr))
-    if fd < 0:
-        raise _last_error()
-    return fd
 
 
 def _last_error() -> OSError:

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-from types import ModuleType
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from rlscope_ebpf.capture.bpf import BpfMap
 from rlscope_ebpf.capture.compiler import EVENT_RING_BYTES, TEXT_RING_BYTES, CompiledPrograms
 from rlscope_ebpf.capture.counters import COUNTERS, ProbeCounters, parse_counters
 from rlscope_ebpf.capture.ring import Ring
 from rlscope_ebpf.model.events import EVENT_DTYPE, TEXT_DTYPE
 
 _SET_NO_GIL = 0  # enum rls_setting
-
-
-class BpfMap:
-    """A BPF map with fixed-size keys and values, given as bytes."""
-
-    def __init__(self, bcc: ModuleType, table: Any) -> None:
-        self._lib = bcc.libbcc.lib
-        self.fd: int = table.map_fd
-
-    def update(self, key: bytes, value: bytes) -> None:
-        """Set. Raises OSError if the map is full."""
-        if self._lib.bpf_update_elem(self.fd, ctypes.c_char_p(key), ctypes.c_char_p(value), 0) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-    def delete(self, key: bytes) -> None:
-        """Remove, if it is there."""
-        self._lib.bpf_delete_elem(self.fd, ctypes.c_char_p(key))
-
-    def lookup_into(self, key: bytes, value: NDArray[Any]) -> bool:
-        """Read a value into an array of its size; False if the key is not there."""
-        return bool(self._lib.bpf_lookup_elem(self.fd, ctypes.c_char_p(key), ctypes.c_void_p(value.ctypes.data)) == 0)
 
 
 class Programs:
@@ -47,16 +20,16 @@ class Programs:
         self._compiled = compiled
         self.session_fd, self.entry_fd, self.return_fd = compiled.session_fd, compiled.entry_fd, compiled.return_fd
         self.tracepoint_fds, self.tick_fd = compiled.tracepoint_fds, compiled.tick_fd
-        bcc, module = compiled.bcc, compiled.module
-        self.events = Ring(module["events"].map_fd, EVENT_RING_BYTES, EVENT_DTYPE)
-        self.texts = Ring(module["texts"].map_fd, TEXT_RING_BYTES, TEXT_DTYPE)
-        self._targets = BpfMap(bcc, module["targets"])
-        self._records = BpfMap(bcc, module["marker_records"])
-        self._interpreters = BpfMap(bcc, module["interpreters"])
-        self._counters = BpfMap(bcc, module["counters"])
-        self._settings = BpfMap(bcc, module["settings"])
-        self._loads = BpfMap(bcc, module["loads"])
-        self._looks = BpfMap(bcc, module["looks"])
+        maps = compiled.maps
+        self.events = Ring(maps["events"], EVENT_RING_BYTES, EVENT_DTYPE)
+        self.texts = Ring(maps["texts"], TEXT_RING_BYTES, TEXT_DTYPE)
+        self._targets = BpfMap(maps["targets"])
+        self._records = BpfMap(maps["marker_records"])
+        self._interpreters = BpfMap(maps["interpreters"])
+        self._counters = BpfMap(maps["counters"])
+        self._settings = BpfMap(maps["settings"])
+        self._loads = BpfMap(maps["loads"])
+        self._looks = BpfMap(maps["looks"])
         self._cpus = possible_cpus()
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool, pointer_guard: int = 0) -> None:

@@ -45,11 +45,11 @@ def can_run() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Costs of probes are measured once for all tests, and this host's own are left alone."""
-    from rlscope_ebpf.calibration.store import FOLDER_VARIABLE
+    from rlscope_ebpf.paths import STATE_VARIABLE
 
     folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER_VARIABLE, str(folder))
+        patch.setenv(STATE_VARIABLE, str(folder))
         yield folder
 
 

@@ -14,9 +14,9 @@ from harness import TARGETS, Profiler, Program, report, rlscope
 
 import rlscope_ebpf
 from rlscope_ebpf.calibration.measure import CalibrationError, measure, measure_method
-from rlscope_ebpf.calibration.store import FOLDER_VARIABLE
 from rlscope_ebpf.capture.engine import Engine
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_version
+from rlscope_ebpf.paths import STATE_VARIABLE
 
 pytestmark = pytest.mark.system
 
@@ -27,7 +27,7 @@ LOOP = TARGETS / "loop.py"
 
 
 def test_calibrate_measures_every_method_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     done = rlscope("calibrate")
     assert done.status == 0, done.stderr
     kept = json.loads((tmp_path / "state" / "calibration.json").read_text())
@@ -46,8 +46,8 @@ def test_calibrate_measures_every_method_and_keeps_it(tmp_path: Path, monkeypatc
 
 def test_calibrate_without_a_place_to_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))
-    rlscope("calibrate").refused(1, "cannot be written", FOLDER_VARIABLE)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "file"))
+    rlscope("calibrate").refused(1, "cannot be written", STATE_VARIABLE)
 
 
 def test_an_engine_is_as_new_after_it() -> None:
@@ -65,7 +65,7 @@ def test_an_engine_is_as_new_after_it() -> None:
 def test_an_attach_measures_in_passing_and_the_next_one_uses_it(
     start_target: StartTarget, attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     target = start_target(sys.executable, LOOP)
     target.go()
     kept = tmp_path / "state" / "calibration.json"

@@ -21,6 +21,7 @@ from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.model.calibration import BUILT_IN, HitCost, MethodCosts, hit_cost, method_costs
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import EVENT_DTYPE, EventFlag, EventKind
+from rlscope_ebpf.paths import STATE_VARIABLE
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.matching import Matcher
 
@@ -43,7 +44,7 @@ def test_a_calibration_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(store.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
     store.save(calibration())
     assert store.load() == calibration()
     assert store.calibration_path().parent == tmp_path
