@@ -135,6 +135,9 @@ class GpuMatcher:
             self.remember(intervals)
         batch.definitions.extend(self._registry.drain())
         now_ns = max(batch.now_ns, read_ns)
+        if last:  # what came meanwhile and began after the end, when nobody knows what threads did
+            self._unplaced = _begun(self._unplaced, batch.now_ns)
+            self._activities = _begun(self._activities, batch.now_ns)
         pending = self._sound(records, pid, now_ns)
         kind = pending["record"]["kind"]
         launches = np.concatenate([self._unplaced, _chosen(pending, kind == GpuKind.LAUNCH)])
@@ -307,6 +310,10 @@ class GpuMatcher:
 def _chosen(rows: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
     """The rows that are chosen; faster for structured arrays than indexing."""
     return np.take(rows, np.flatnonzero(which))
+
+
+def _begun(pending: NDArray[np.void], until_ns: int) -> NDArray[np.void]:
+    return _chosen(pending, pending["record"]["start_ns"] <= until_ns)
 
 
 def _stream_keys(activities: NDArray[np.void]) -> NDArray[np.uint64]:

@@ -77,6 +77,18 @@ def test_a_launch_waits_until_its_time_has_been_handed_out() -> None:
     assert row["path"] == 2
 
 
+def test_what_began_after_the_end_is_none_of_the_sessions() -> None:
+    matcher = GpuMatcher(Registry())
+    early = one_thread((0, 1, 0), now_ns=10 * MS)
+    advance(
+        matcher, early, launch(18 * MS, 1), kernel(19 * MS, 40 * MS, 1), launch(30 * MS, 2), kernel(31 * MS, 40 * MS, 2)
+    )
+    end = samples.batch(20 * MS, samples.thread_rows(7, (10 * MS, 2, 0), end_ns=20 * MS))
+    (row,) = rows_of(advance(matcher, end, last=True))
+    assert (row["path"], row["launch_ns"]) == (2, 18 * MS)
+    assert end.losses == Losses()
+
+
 def test_one_graph_launch_is_all_its_kernels() -> None:
     matcher = GpuMatcher(Registry())
     batch = one_thread((0, 4, 0), now_ns=100 * MS)
