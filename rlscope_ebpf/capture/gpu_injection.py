@@ -6,7 +6,6 @@ Whatever does it runs in a process of its own: it may hang or crash, and what it
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import Final
 
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX
 from rlscope_ebpf.capture.process import TargetProcess
+from rlscope_ebpf.capture.quiet_threads import find_quiet_thread
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 
 PATIENCE_S: Final = 20.0
@@ -37,12 +37,19 @@ import sys, threading
 if sys.path[:1] == [""]:
     del sys.path[0]
 import frida
+from rlscope_ebpf.capture.quiet_threads import find_quiet_thread
 over = threading.Event()
 device = frida.get_local_device()
 device.on("uninjected", lambda *_: over.set())
-device.inject_library_file(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4])
+thread = find_quiet_thread(int(sys.argv[1]), float(sys.argv[5]))
+if thread is None:
+    sys.exit({busy})
+device.inject_library_file(thread, sys.argv[2], sys.argv[3], sys.argv[4])
 sys.exit(0 if over.wait(float(sys.argv[5])) else 75)
 """
+"""Looks for the thread at the last moment."""
+
+_BUSY: Final = 76  # exit status: no thread could be borrowed
 
 _REMOTE_EXEC = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
 
@@ -130,14 +137,26 @@ def inject(process: TargetProcess, helper: str, stub: str, chosen: list[Way]) ->
 
 
 def _by_frida(process: TargetProcess, helper: str, stub: str) -> None:
-    words = [sys.executable, "-c", _FRIDA, str(process.pid), stub, _ENTRY, helper, str(PATIENCE_S / 2)]
+    script = _FRIDA.format(busy=_BUSY)
+    words = [sys.executable, "-c", script, str(process.pid), stub, _ENTRY, helper, str(PATIENCE_S / 3)]
     status, output = _run(words)
+    if status == _BUSY:
+        raise _all_busy(process.pid)
     if status:
         said = output.strip().splitlines()[-1:] or [f"status {status}"]
         raise UnsupportedError(f"Frida failed ({said[0]}).", "Update it.")
 
 
+def _all_busy(pid: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"None of the threads of process {pid} waits, so none can be borrowed to load it.", "Try again later."
+    )
+
+
 def _by_gdb(process: TargetProcess, helper: str, stub: str) -> None:
+    thread = find_quiet_thread(process.pid, PATIENCE_S / 3)
+    if thread is None:
+        raise _all_busy(process.pid)
     text = _GDB.format(
         name=f"{HELPER_PREFIX}.so",
         path=helper,
@@ -150,7 +169,7 @@ def _by_gdb(process: TargetProcess, helper: str, stub: str) -> None:
         script.flush()
         # Symbols of the C library alone: those of a whole process take seconds, in which it stands still.
         early = ["-iex", "set auto-solib-add off", "-iex", "set debuginfod enabled off"]
-        words = ["gdb", "-nx", "-batch", *early, "-p", str(_quiet_thread(process.pid)), "-x", script.name]
+        words = ["gdb", "-nx", "-batch", *early, "-p", str(thread), "-x", script.name]
         _, output = _run(words)
     if "rlscope-started" not in output:
         lines = [line for line in output.splitlines() if not line.startswith("[")]
@@ -198,16 +217,6 @@ def _maps(pid: int) -> bytes:
     with suppress(OSError):
         return Path(f"/proc/{pid}/maps").read_bytes()
     return b""
-
-
-def _quiet_thread(pid: int) -> int:
-    """A thread that waits in a system call, the main one if none does: it is in the middle of nothing else."""
-    for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-        with suppress(OSError, ValueError):
-            number = int(Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()[0])
-            if number >= 0:
-                return int(thread)
-    return pid
 
 
 def _run(words: list[str]) -> tuple[int, str]:

@@ -66,6 +66,7 @@ NATIVE: tuple[Binary, ...] = (
     Binary("stacks", ("stacks.c",), ("-ldl",)),
     Binary("storm", ("storm.c",), ("-pthread", "-ldl")),
     Binary("native_ops", ("native_ops.c",), ("-pthread", "-ldl"), ("truth_simulator", "truth_clock")),
+    Binary("registers", ("registers.c",), ("-pthread", "-O2")),
     Binary("zombie", ("zombie.c",)),
     Binary("brief", ("brief.c",)),
 )

@@ -1,0 +1,63 @@
+"""Threads of a process that can be borrowed for a moment without anybody noticing.
+
+Who loads a library into a running process makes one of its threads call functions. Frida gives the thread its general
+registers back, but not its vector registers: in a thread that computes, numbers would change. And a thread that is in
+the middle of `malloc` or of the dynamic linker must not be made to call them. So it has to be a thread that waits in
+the kernel, and has done so for a while: it is at a function call, across which no vector register keeps its value.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+SETTLED_S = 0.5
+"""So long it has not run."""
+
+_WAITS = (
+    *(7, 271, 23, 270, 232, 281, 441),  # poll, ppoll, select, pselect6, epoll_wait, epoll_pwait, epoll_pwait2
+    *(230, 35, 34, 128, 61, 247),  # clock_nanosleep, nanosleep, pause, rt_sigtimedwait, wait4, waitid
+    219,  # restart_syscall: one of these, or futex, after an interruption
+    *(0, 45, 47, 43, 288),  # read, recvfrom, recvmsg, accept, accept4
+    *(202, 455),  # futex, futex_wait: perhaps for a lock, so the last
+)
+"""System calls that wait, by their numbers on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); the best first."""
+
+Moment = tuple[str, int]  # the system call with its arguments, and how often the thread has been switched to
+
+
+def find_quiet_thread(pid: int, patience_s: float) -> int | None:
+    """A thread of the process that waits, and has not run for `SETTLED_S`; None if there was none in `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        before = _waiting(pid)
+        time.sleep(SETTLED_S)
+        after = _waiting(pid)
+        quiet = [thread for thread, moment in before.items() if after.get(thread) == moment]
+        if quiet:
+            return min(quiet, key=lambda thread: (_WAITS.index(_number(before[thread])), before[thread][1], thread))
+        if time.monotonic() >= deadline:
+            return None
+
+
+def _number(moment: Moment) -> int:
+    return int(moment[0].split()[0])
+
+
+def _waiting(pid: int) -> dict[int, Moment]:
+    found: dict[int, Moment] = {}
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError, IndexError):
+                folder = Path(f"/proc/{pid}/task/{thread}")
+                moment = (folder / "syscall").read_text().strip(), _switches((folder / "status").read_text())
+                if moment[0].partition(" ")[0].isdigit() and _number(moment) in _WAITS:
+                    found[int(thread)] = moment
+    return found
+
+
+def _switches(status: str) -> int:
+    """Of a thread's /proc/…/status: both kinds of context switches."""
+    return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
