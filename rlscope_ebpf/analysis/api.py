@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.analysis.breakdown import Breakdown, Progress, TraceSource, break_down
 from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import TABLES, Losses, Notice
 from rlscope_ebpf.trace.reader import TraceReader
@@ -164,4 +165,4 @@ class Trace:
             yield gpu_frame(self._source, rows)
 
     def _rows(self, table: str) -> NDArray[np.void]:
-        return np.concatenate([np.zeros(0, TABLES[table]), *self._source.chunks(table)])
+        return joined([np.zeros(0, TABLES[table]), *self._source.chunks(table)])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.keys import Ints
+from rlscope_ebpf.model.rows import chosen, joined
 from rlscope_ebpf.model.unions import Coverage, Spans, union
 
 WINDOW_NS = 10_000_000_000
@@ -123,7 +124,7 @@ class BusyTime:
             following = _Slab(now_ns)
             self._slabs.append(following)
             for parts, gpu in ((current.gpu, True), (current.cpu, False)):
-                later, earlier = _cut(np.concatenate([_NOTHING, *parts]), now_ns)
+                later, earlier = _cut(joined([_NOTHING, *parts]), now_ns)
                 parts[:] = [earlier]
                 if len(later):
                     following.add(later, gpu=gpu)
@@ -144,7 +145,7 @@ class BusyTime:
     def _sums_of(self, slab: _Slab) -> BusySums:
         if slab.sums is None:
             for parts in (slab.gpu, slab.cpu):
-                parts[:] = [np.concatenate([_NOTHING, *parts])]
+                parts[:] = [joined([_NOTHING, *parts])]
             slab.sums = self._evaluate(slab.gpu[0], slab.cpu[0])
         return slab.sums
 
@@ -167,8 +168,8 @@ class BusyTime:
 
 def _cut(pieces: NDArray[np.void], at_ns: int) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """What of the stretches lies after a moment, and what before it."""
-    later = np.take(pieces, np.flatnonzero(pieces["end"] > at_ns))
-    earlier = np.take(pieces, np.flatnonzero(pieces["start"] < at_ns))
+    later = chosen(pieces, pieces["end"] > at_ns)
+    earlier = chosen(pieces, pieces["start"] < at_ns)
     np.maximum(later["start"], at_ns, out=later["start"])
     np.minimum(earlier["end"], at_ns, out=earlier["end"])
     return later, earlier

@@ -36,7 +36,7 @@ class CallTotals:
         if bool((threads[1:] < threads[:-1]).any()):
             order = np.argsort(threads, kind="stable")
             at, threads = at[order], threads[order]
-        chosen = rows[at]
+        chosen = np.take(rows, at)
         is_call = chosen["opened"] == Opened.CALL
         highest = int(threads[-1]) + 1
         self._open_entry, self._open_ns = grown(self._open_entry, highest), grown(self._open_ns, highest)

@@ -13,6 +13,7 @@ from rlscope_ebpf.model.durations import DurationTotals
 from rlscope_ebpf.model.gpu import IS_WORK, GpuKind
 from rlscope_ebpf.model.histogram import bins_of
 from rlscope_ebpf.model.keys import LOW_HALF, Ints, KeyRows, grown, pair
+from rlscope_ebpf.model.rows import chosen
 from rlscope_ebpf.model.unions import clipped
 
 LONGEST_NS = 1 << 45
@@ -90,7 +91,7 @@ class GpuTotals:
             return
         if bool((thread[1:] < thread[:-1]).any()):
             order = np.argsort(thread, kind="stable")
-            pid, thread, row, rows = pid[order], thread[order], row[order], rows[order]
+            pid, thread, row, rows = pid[order], thread[order], row[order], np.take(rows, order)
         start_ns = clipped(rows["start_ns"])
         end_ns = start_ns + clipped(rows["duration_ns"])
         place = self._processes.rows(pid.astype(np.uint64)) * 2 + (rows["state"] == ThreadState.BLOCKED)
@@ -163,4 +164,4 @@ class GpuTotals:
 def work_only(rows: NDArray[np.void]) -> NDArray[np.void]:
     """The rows during which a GPU worked."""
     work = IS_WORK[rows["kind"]]
-    return rows if bool(work.all()) else rows[work]
+    return rows if bool(work.all()) else chosen(rows, work)

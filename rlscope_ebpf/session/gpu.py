@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.model.gpu import GPU_DTYPE, GPU_RECORD_DTYPE, IS_WORK, GpuKind
 from rlscope_ebpf.model.keys import Ints, KeyRows, grown, pair
+from rlscope_ebpf.model.rows import chosen, joined
 from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
 from rlscope_ebpf.session.gpu_callers import BackendCalls
 from rlscope_ebpf.session.gpu_timeline import ThreadTimelines
@@ -140,16 +141,16 @@ class GpuMatcher:
             self._activities = _begun(self._activities, batch.now_ns)
         pending = self._sound(records, pid, now_ns)
         kind = pending["record"]["kind"]
-        launches = np.concatenate([self._unplaced, _chosen(pending, kind == GpuKind.LAUNCH)])
+        launches = joined([self._unplaced, chosen(pending, kind == GpuKind.LAUNCH)])
         self._place(launches, _NEVER if last else batch.now_ns, now_ns)
-        parts = [self._rows_without_launch(_chosen(pending, kind == GpuKind.SYNC))]
-        activities = np.concatenate([self._activities, _chosen(pending, IS_WORK[kind])])
+        parts = [self._rows_without_launch(chosen(pending, kind == GpuKind.SYNC))]
+        activities = joined([self._activities, chosen(pending, IS_WORK[kind])])
         parts += self._join(activities, now_ns, last)
         if last:
             self._launches.give_up(queued_ns)
         else:
             self._launches.expire(now_ns)
-        rows = np.concatenate(parts)
+        rows = joined(parts)
         if len(rows):
             # Mostly in order of time: that is how they are stored best, and added up fastest.
             batch.tables["gpu"] = np.take(rows, np.argsort(rows["start_ns"], kind="stable"))
@@ -175,7 +176,7 @@ class GpuMatcher:
         bad = len(records) - int(np.count_nonzero(sound))
         if bad:
             self._invalid += bad
-            records, pid = _chosen(records, sound), pid[sound]
+            records, pid = chosen(records, sound), pid[sound]
         pending = np.empty(len(records), _PENDING_DTYPE)
         pending["record"] = records
         pending["process"] = self._processes.rows(pid.astype(np.uint64))
@@ -187,9 +188,9 @@ class GpuMatcher:
         """Find out where the launching threads were, as far as that has been handed out."""
         start_ns = launches["record"]["start_ns"].astype(np.int64)
         placeable = start_ns < until_ns
-        self._unplaced = _chosen(launches, ~placeable)
+        self._unplaced = chosen(launches, ~placeable)
         if len(self._unplaced):
-            launches, start_ns = _chosen(launches, placeable), start_ns[placeable]
+            launches, start_ns = chosen(launches, placeable), start_ns[placeable]
         if not len(launches):
             return
         process, record = launches["process"], launches["record"]
@@ -239,8 +240,8 @@ class GpuMatcher:
         if excess > 0:  # the first ones came first
             given_up = given_up.copy()
             given_up[np.flatnonzero(waits & ~given_up)[:excess]] = True
-        self._activities = _chosen(activities, waits & ~given_up)
-        return [self._matched_rows(found, launches), self._orphaned_rows(_chosen(activities, given_up))]
+        self._activities = chosen(activities, waits & ~given_up)
+        return [self._matched_rows(found, launches), self._orphaned_rows(chosen(activities, given_up))]
 
     def _matched_rows(self, activities: NDArray[np.void], launches: NDArray[np.void]) -> NDArray[np.void]:
         rows = self._rows(activities)
@@ -307,13 +308,8 @@ class GpuMatcher:
         return self._first_match_ns
 
 
-def _chosen(rows: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
-    """The rows that are chosen; faster for structured arrays than indexing."""
-    return np.take(rows, np.flatnonzero(which))
-
-
 def _begun(pending: NDArray[np.void], until_ns: int) -> NDArray[np.void]:
-    return _chosen(pending, pending["record"]["start_ns"] <= until_ns)
+    return chosen(pending, pending["record"]["start_ns"] <= until_ns)
 
 
 def _stream_keys(activities: NDArray[np.void]) -> NDArray[np.uint64]:

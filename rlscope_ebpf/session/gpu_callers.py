@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.keys import Ints
+from rlscope_ebpf.model.rows import chosen, copied, joined
 from rlscope_ebpf.model.tables import Definition, ThreadInfo
 
 HORIZON_NS = 10_000_000_000
@@ -55,11 +56,11 @@ class _Calls:
 
     def collect(self) -> NDArray[np.void]:
         if self.new:
-            calls = np.concatenate([self.calls, *self.new])
+            calls = joined([self.calls, *self.new])
             self.new.clear()
             self.waiting = 0
             first = int(np.searchsorted(calls["end_ns"], int(calls["end_ns"][-1]) - HORIZON_NS))
-            self.calls = calls[max(first, len(calls) - MOST_CALLS) :].copy()
+            self.calls = copied(calls[max(first, len(calls) - MOST_CALLS) :])
         return self.calls
 
 
@@ -80,7 +81,7 @@ class BackendCalls:
 
     def add(self, rows: NDArray[np.void]) -> None:
         """Follow intervals (INTERVAL_DTYPE), those of one thread in order of time and next to one another."""
-        rows = np.take(rows, np.flatnonzero((rows["category"] == Category.BACKEND) & (rows["duration_ns"] > 0)))
+        rows = chosen(rows, (rows["category"] == Category.BACKEND) & (rows["duration_ns"] > 0))
         if not len(rows):
             return
         calls = np.empty(len(rows), _CALL_DTYPE)

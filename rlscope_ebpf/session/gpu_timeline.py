@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.keys import Ints, grown
+from rlscope_ebpf.model.rows import copied, joined
 from rlscope_ebpf.model.tables import Definition, ThreadInfo
 
 HORIZON_NS = 60_000_000_000
@@ -43,19 +44,19 @@ class _Timeline:
 
     def at(self, time_ns: Ints) -> NDArray[np.void]:
         self._collect()
-        return self._changes[np.searchsorted(self._changes["start_ns"], time_ns, side="right") - 1]
+        return np.take(self._changes, np.searchsorted(self._changes["start_ns"], time_ns, side="right") - 1)
 
     def _collect(self) -> None:
         if not self._new:
             return
-        changes = np.concatenate([self._changes, *self._new])
+        changes = joined([self._changes, *self._new])
         self._new.clear()
         self._waiting = 0
         starts = changes["start_ns"]
         first = int(np.searchsorted(starts, int(starts[-1]) - HORIZON_NS, side="right")) - 1
         first = max(first, len(changes) - MOST_CHANGES)
         if first > 0:
-            changes = changes[first - 1 :].copy()
+            changes = copied(changes[first - 1 :])
             changes[0] = (np.iinfo(np.int64).min, changes["thread"][0], 0, 0, False)
         self._changes = changes
 

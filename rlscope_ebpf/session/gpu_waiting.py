@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.model.gpu import GpuLaunch
 from rlscope_ebpf.model.keys import Ints
+from rlscope_ebpf.model.rows import joined
 
 LAUNCH_WAIT_NS = 60_000_000_000
 """A launch is given up when no activity came of it for so long: much may stand before it in the queue."""
@@ -59,7 +60,7 @@ class WaitingLaunches:
         keys = np.concatenate([self._keys, launches["key"]])
         order = np.argsort(keys, kind="stable")  # two runs, mostly: linear
         self._keys = keys[order]
-        self._rows = np.take(np.concatenate([self._rows, launches]), order)
+        self._rows = np.take(joined([self._rows, launches]), order)
 
     def match(self, keys: NDArray[np.uint64], start_ns: Ints, now_ns: int) -> tuple[Ints, NDArray[np.void]]:
         """Positions of the activities whose launch is known, and their launches (LAUNCH_DTYPE).

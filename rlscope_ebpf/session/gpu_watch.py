@@ -20,6 +20,7 @@ from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
 from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK
+from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.tables import Batch, GpuSource, ImportantNotice
 from rlscope_ebpf.session.gpu import GpuMatcher
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
@@ -323,7 +324,7 @@ class GpuWatch:
         self._kept.clear()
         if not batches:
             return np.zeros(0, GPU_RECORD_DTYPE), np.zeros(0, np.uint32)
-        records = np.concatenate([batch.records for batch in batches])
+        records = joined([batch.records for batch in batches])
         pids = np.repeat(
             np.array([batch.pid for batch in batches], np.uint32), [len(batch.records) for batch in batches]
         )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.model.categories import Category, Opened, ThreadState
 from rlscope_ebpf.model.events import EventFlag, EventKind
+from rlscope_ebpf.model.rows import chosen
 from rlscope_ebpf.model.tables import INTERVAL_DTYPE
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.operations import OperationStep, Runs
@@ -60,7 +61,9 @@ def make_rows(
     continued = stream.first[runs.continued]
     opened = _OPENED[stream.kind]
     opened[continued] = carried["opened"][runs.continued]
-    ignored = np.setdiff1d(step.unmatched, step.at)
+    ignored = step.unmatched
+    if len(ignored):
+        ignored = np.setdiff1d(ignored, step.at)
     opened[ignored] = Opened.CONTINUED
     state = _states(stream)
     state[continued] = carried["state"][runs.continued]
@@ -108,7 +111,7 @@ def cut_at_phases(rows: Rows, phases: PhaseTimeline, process_of_run: Ints) -> Ro
     start_ns = rows.table["start_ns"].astype(np.int64)
     pieces = phases.cut(process, start_ns, rows.end_ns)
     if pieces is not None:
-        table = rows.table[pieces.source]
+        table = np.take(rows.table, pieces.source)
         table["start_ns"] = start_ns = pieces.start_ns
         table["hits"][pieces.cut] = table["overhead_ns"][pieces.cut] = 0
         table["opened"][pieces.cut] = Opened.PHASE
@@ -137,7 +140,7 @@ def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], N
         kept = np.flatnonzero(held)
         upto = np.append(0, kept[:-1] + 1)
         hits, overhead = (np.add.reduceat(table[name], upto) for name in ("hits", "overhead_ns"))
-        table, duration, emit, last = table[kept], duration[kept], emit[kept], last[kept]
+        table, duration, emit, last = np.take(table, kept), duration[kept], emit[kept], last[kept]
         table["hits"], table["overhead_ns"] = hits, overhead
     ends = np.flatnonzero(last)
     instant = duration[ends] == 0
@@ -147,7 +150,7 @@ def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], N
     still_open["hits"][handed] = still_open["overhead_ns"][handed] = 0
     still_open["opened"][handed] = Opened.CONTINUED
     still_open["origin"][handed] = still_open["category"][handed]
-    return _without_sleeping_python(table if emit.all() else table[emit]), still_open
+    return _without_sleeping_python(table if emit.all() else chosen(table, emit)), still_open
 
 
 def _without_sleeping_python(table: NDArray[np.void]) -> NDArray[np.void]:
@@ -238,7 +241,7 @@ def _tear(rows: Rows, torn: NDArray[np.bool_], told: NDArray[np.uint8]) -> Rows:
     source = np.repeat(np.arange(len(torn)), 1 + torn)
     rest = np.append(False, source[1:] == source[:-1])
     call = np.append(rest[1:], False)
-    table, end_ns = rows.table[source], rows.end_ns[source]
+    table, end_ns = np.take(rows.table, source), rows.end_ns[source]
     table["category"][call] = told[source[call]]
     table["hits"][call] = table["overhead_ns"][call] = 0
     end_ns[call] = table["start_ns"][call]

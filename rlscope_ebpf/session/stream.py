@@ -95,7 +95,7 @@ def arrange(
         threads.slots["exited"][slot[kind == EventKind.THREAD_EXIT]] = True
         if not len(keep):
             return None
-        ordered, kind, time_ns, slot = ordered[keep], kind[keep], time_ns[keep], slot[keep]
+        ordered, kind, time_ns, slot = np.take(ordered, keep), kind[keep], time_ns[keep], slot[keep]
         first = np.flatnonzero(new_run)
     last = np.append(first[1:], len(kind)) - 1
     return Stream(

@@ -20,6 +20,7 @@ from rlscope_ebpf.errors import (
     UsageError,
 )
 from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     TABLES,
@@ -149,7 +150,7 @@ class TraceReader:
         if not parts:
             dtype = TABLES[table]
             return np.zeros(0, np.dtype([(name, dtype[name]) for name in columns or dtype.names or ()]))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return joined(parts)
 
     def batches(self, step_ns: int | None = None) -> Iterator[Batch]:
         """The session again, as its sinks saw it: one batch per flush, or one every `step_ns` of the session's time."""

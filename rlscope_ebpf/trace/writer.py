@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.errors import ProfilerError, UsageError
+from rlscope_ebpf.model.rows import copied, joined
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Batch,
@@ -145,7 +146,7 @@ class TraceWriter:
         full = False
         for table, rows in batch.tables.items():
             if len(rows):
-                self._waiting.setdefault(table, []).append(rows.copy())
+                self._waiting.setdefault(table, []).append(copied(rows))
                 self._waiting_rows[table] = self._waiting_rows.get(table, 0) + len(rows)
                 full = full or self._waiting_rows[table] >= FLUSH_ROWS
         self._totals = (batch.losses, batch.counters, batch.now_ns)
@@ -159,7 +160,7 @@ class TraceWriter:
         self._last_flush = self._clock()
         objects = [pack_object(definition_entries(definition)) for definition in self._definitions]
         for table, parts in self._waiting.items():
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            rows = joined(parts)
             chunks = (rows[first : first + CHUNK_ROWS] for first in range(0, len(rows), CHUNK_ROWS))
             objects += [pack_object(self._encoder.chunk(table, chunk)) for chunk in chunks]
             self.rows[table] = self.rows.get(table, 0) + len(rows)
