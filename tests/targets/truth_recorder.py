@@ -71,23 +71,22 @@ class Recorder:
         """A context manager: the marker and its stamps."""
         return Operation(self, name)
 
-    def begun(self, name: str, time: int) -> None:
-        """An operation that somebody else marks began."""
-        self.entries.append((time, Note.BEGIN, name))
+    def begun(self, name: str, time: int, unsure_ns: int) -> None:
+        """An operation that somebody else marks began, give or take `unsure_ns`."""
+        self._note(time, Note.BEGIN, name, unsure_ns)
 
-    def ended(self, time: int) -> None:
-        """The innermost operation, which somebody else marks, ended."""
-        self.entries.append((time, Note.END, None))
+    def ended(self, time: int, unsure_ns: int) -> None:
+        """The innermost operation, which somebody else marks, ended, give or take `unsure_ns`."""
+        self._note(time, Note.END, None, unsure_ns)
 
     def marked(self, before: int, after: int, kind: Note, name: str | None) -> None:
         """A marker was called between the two times."""
-        middle = (before + after) >> 1
-        unsure = after - before > SURE_NS
-        if unsure:
-            self.entries.append((middle, Note.UNSURE, after - before))
-        self.entries.append((middle, kind, name))
-        if unsure:
-            self.entries.append((middle, Note.UNSURE, after - before))
+        self._note((before + after) >> 1, kind, name, after - before if after - before > SURE_NS else 0)
+
+    def _note(self, time: int, kind: Note, name: str | None, unsure_ns: int) -> None:
+        """On both sides, for what was before and what is after may either have that time."""
+        unsure = [(time, Note.UNSURE, unsure_ns)] if unsure_ns else []
+        self.entries += [*unsure, (time, kind, name), *unsure]
 
     def elsewhere(self, start: int, end: int) -> None:
         """The thread slept, or waited without the interpreter lock, from start to end."""

@@ -493,26 +493,40 @@ def nesting(work: Work) -> None:
         rls.progress(number)
 
 
-@dataclass
-class _Turn:
-    """The stamps around one turn of a decorated function.
+class _Turns:
+    """The stamps around the turns of a decorated function.
 
     Its markers are called by the decorator, between which and the stamps of whoever takes the turn lies the decorator's
     own work. So the stamps next to the markers are those inside the function; half of what a marker takes lies
-    between, which the operation around it has just found out.
+    between, which the operation around it has just found out. What is sure is that the markers are called after the
+    turn was given and before it was over: that may be long, for code that has not run for a while is slow.
     """
 
-    around: Operation
-    recorder: Recorder
-    name: str
+    def __init__(self, around: Operation, recorder: Recorder, name: str) -> None:
+        self._around = around
+        self._recorder = recorder
+        self._name = name
+        self._given_ns = self._finished_ns = 0
+
+    def give(self) -> None:
+        """The last act of whoever gives the function its turn."""
+        self._given_ns = monotonic_ns()
 
     def begun(self) -> None:
         """The function's first act in this turn."""
-        self.recorder.begun(self.name, monotonic_ns() - (self.around.begin_ns >> 1))
+        now = monotonic_ns()
+        time = max(self._given_ns, now - (self._around.begin_ns >> 1))
+        self._recorder.begun(self._name, time, unsure_ns=now - self._given_ns)
 
     def finish(self) -> None:
         """Its last act in this turn."""
-        self.recorder.ended(monotonic_ns() + (self.around.begin_ns >> 1))
+        self._finished_ns = monotonic_ns()
+
+    def over(self) -> None:
+        """The first act of whoever gave the turn, afterwards."""
+        now = monotonic_ns()
+        time = min(now, self._finished_ns + (self._around.begin_ns >> 1))
+        self._recorder.ended(time, unsure_ns=now - self._finished_ns)
 
 
 @scenario
@@ -525,7 +539,7 @@ def decorated(work: Work) -> None:
     recorder = work.recorder
     simulate, infer = work.ctypes_spins()
     around = recorder.operation("decorated")
-    call, awaited, yielded = (_Turn(around, recorder, name) for name in ("function", "coroutine", "generator"))
+    call, awaited, yielded = (_Turns(around, recorder, name) for name in ("function", "coroutine", "generator"))
 
     @rls.operation("function")
     def function() -> None:
@@ -567,17 +581,26 @@ def decorated(work: Work) -> None:
 
     for _ in work.rounds():
         with around:
+            call.give()
             function()
-            running = coroutine()
+            call.over()
+            running, turns = coroutine(), generator()
+            awaited.give()
             running.send(None)
+            awaited.over()
             work.sleep()
             with suppress(StopIteration):
+                awaited.give()
                 running.send(None)
-            turns = generator()
+            awaited.over()
+            yielded.give()
             next(turns)
+            yielded.over()
             simulate(work.stretch())
             with suppress(StopIteration):
+                yielded.give()
                 next(turns)
+            yielded.over()
         for _ in plain():
             simulate(work.stretch())
 
