@@ -72,6 +72,9 @@ _TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
 
 _FIRST = frozenset({Group.MARKER, Group.GATE})
 
+_MOMENTS = 5
+"""How often the counters are read at the end of a session, for once without an interruption."""
+
 _DRAIN_LOOKS = 50
 """How often the end of a session looks for an event that a preempted thread has not finished."""
 
@@ -108,7 +111,7 @@ class Profiler:
         self._avoids_returns = False
         self._attached = self._armed = self._shed = self._received = 0
         self._notices_given = 0
-        self._counters: ProbeCounters | None = None
+        self._final: ProbeCounters | None = None  # as the session ended
         self._governor = Governor(options.max_overhead / 100)
         self._rules = RuleWatch(options)
         self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
@@ -485,6 +488,7 @@ class Profiler:
             now_ns = min(now_ns, int(events["time_ns"].max(initial=0)) - SETTLE_NS)
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
+        self.costs.observe(events)
         self._take_texts(self._engine.read_texts())
         for seed in self._opened.take(events):
             self._matcher.seed_thread(seed.pid, seed.tid, seed.names, seed.time_ns)
@@ -511,7 +515,9 @@ class Profiler:
         if self._definitions:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
-        counters = self._counters = self._engine.counters()
+        counters = self._engine.counters()
+        if self._final is not None:  # what is hit while the rings are being emptied is no longer of the session
+            counters = replace(counters, hits=self._final.hits, returns=self._final.returns)
         self.costs.watch(counters)
         batch.losses = self._losses(batch.losses, counters)
         batch.counters = self._work(counters)
@@ -645,11 +651,22 @@ class Profiler:
         if notice:
             self.notices.append(notice)
 
+    def _at_one_moment(self) -> tuple[int, ProbeCounters]:
+        """A time and the counters then. Reading them takes a tenth of a millisecond, or more if others are at work."""
+        looks: list[tuple[int, int, ProbeCounters]] = []
+        for _ in range(_MOMENTS):
+            before = monotonic_ns()
+            counters = self._engine.counters()
+            now = monotonic_ns()
+            looks.append((now - before, now, counters))
+        _, now, counters = min(looks, key=lambda look: look[0])
+        return now, counters
+
     def _drain(self, reason: str) -> int:
         """Read what is left, close what is open. Returns the end of the session."""
         # Detaching takes a while, with some methods minutes, and probes go one after the other: the session ends, and
         # its sinks are finished, before the first of them does.
-        end_ns = monotonic_ns()
+        end_ns, self._final = self._at_one_moment()
         self._look_at_rules(complain=True)
         if not self._telling:
             self.notices.append(NOTHING_TO_PROBE)

@@ -173,23 +173,63 @@ def test_what_nobody_hit_for_costs_nothing() -> None:
 
 def test_silent_hits_cost_what_hits_do_on_average() -> None:
     found = costs()
-    counters = np.zeros(COUNTERS, np.uint64)
-    hits = parse_counters(counters)
-    hits.hits[Group.BOUNDARY] = [0, 75, 25]
-    found.watch(hits)  # 75 % at 20 and 25 % at 100: 40
+    found.observe(np.array([event(1, EventKind.CALL, 2, 0, 1)] * 5 + [event(2, EventKind.RETURN, 0, 2, 3)] * 25))
+    hits = parse_counters(np.zeros(COUNTERS, np.uint64))
+    hits.hits[Group.BOUNDARY] = [0, 80, 50]
+    found.watch(hits)  # of those that sent no event 75 % at 20 and 25 % at 100: 40
     assert charged(found, (EventKind.RETURN, 1, 0, 3)) == [(8 + 3 * 40, 4)]
 
 
 def test_the_sum_of_all_hits() -> None:
+    found = costs()
+    found.observe(np.array([
+        *[event(1, EventKind.OP_BEGIN, 0, 0, 2, 0xABC)] * 10,
+        *[event(1, EventKind.CALL, 2, 0, 1)] * 60,
+        *[event(2, EventKind.RETURN, 0, 2, 1)] * 60,
+        *[event(1, EventKind.CALL, 2, 0, 3)] * 7,
+        *[event(2, EventKind.RETURN, 0, 2, 3)] * 7,
+        event(3, EventKind.GIL_ACQUIRE, 0, 4, 0),  # found by the clock: no probe
+        event(4, EventKind.OFF_CPU, 0, 0, 0),
+    ]))  # fmt: skip
     hits = parse_counters(np.zeros(COUNTERS, np.uint64))
     hits.hits[Group.MARKER, SiteClass.NOP5] = 10
-    hits.hits[Group.BOUNDARY, SiteClass.EMULATED] = 100
-    hits.returns[Group.BOUNDARY] = 60
-    found = costs()
+    hits.hits[Group.BOUNDARY] = [7, 100, 9]  # two at an exit ended no call
+    hits.returns[Group.BOUNDARY] = 61
     by_group = found.spent_by_group_ns(hits)
     assert by_group[Group.MARKER] == 10 * 35
-    assert by_group[Group.BOUNDARY] == 40 * 20 + 60 * 47 + 60 * 12
+    assert by_group[Group.BOUNDARY] == 60 * 47 + 40 * 20 + 60 * 12 + 3 + 7 * 35 + 7 * 140 + 2 * 100
     assert found.spent_ns(hits) == sum(by_group)
+
+
+# Two functions end in the same instruction, which is probed once; each has its own number for it.
+SHARING = [SITE, MARKER, EXITING, EXIT, replace(EXITING, symbol="g"), EXIT, replace(EXIT, offset=8)]
+
+
+@given(
+    calls=st.lists(st.tuples(st.sampled_from([1, 3, 5]), st.integers(0, 3), st.booleans()), max_size=20),
+    silent=st.sampled_from([SiteClass.EMULATED, SiteClass.STEPPED]),
+)
+def test_what_is_charged_is_what_all_hits_took(calls: list[tuple[int, int, bool]], silent: SiteClass) -> None:
+    """Each call has so many hits inside that send no event; `split`: the events come in two batches."""
+    found = ProbeCosts(calibration(), "session")
+    found.add_probes(1, SHARING[:4])
+    found.add_probes(5, SHARING[4:])
+    hits = parse_counters(np.zeros(COUNTERS, np.uint64))
+    total = 0.0
+    for site, within, split in calls:
+        hits.hits[Group.BOUNDARY, SHARING[site - 1].site_class] += np.uint64(1)
+        hits.hits[Group.BOUNDARY, silent] += np.uint64(within)
+        if SHARING[site - 1].returns:
+            hits.returns[Group.BOUNDARY] += np.uint64(1)
+        else:
+            hits.hits[Group.BOUNDARY, EXIT.site_class] += np.uint64(1)
+        pair = np.array([event(1, EventKind.CALL, 2, 0, site), event(2, EventKind.RETURN, 0, 2, site, within)])
+        for batch in np.array_split(pair, 2 if split else 1):
+            found.observe(batch)
+            found.watch(hits)
+            before, after = found.charge(batch["kind"], batch["flags"], batch["site"], batch["arg"])
+            total += float(before.sum() + after.sum())
+    assert total == pytest.approx(found.spent_ns(hits), abs=1)
 
 
 def test_without_a_calibration_nothing_is_claimed() -> None:
