@@ -489,6 +489,7 @@ class Profiler:
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
         self.costs.observe(events)
+        self.costs.watch(self._read_counters())  # so that already these events are charged what such hits cost
         self._take_texts(self._engine.read_texts())
         for seed in self._opened.take(events):
             self._matcher.seed_thread(seed.pid, seed.tid, seed.names, seed.time_ns)
@@ -515,10 +516,7 @@ class Profiler:
         if self._definitions:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
-        counters = self._engine.counters()
-        if self._final is not None:  # what is hit while the rings are being emptied is no longer of the session
-            counters = replace(counters, hits=self._final.hits, returns=self._final.returns)
-        self.costs.watch(counters)
+        counters = self._read_counters()
         batch.losses = self._losses(batch.losses, counters)
         batch.counters = self._work(counters)
         if self._gpu:
@@ -527,6 +525,12 @@ class Profiler:
         self._notices_given += len(batch.notices)
         for sink in self.sinks:
             sink.batch(batch)
+
+    def _read_counters(self) -> ProbeCounters:
+        counters = self._engine.counters()
+        if self._final is not None:  # what is hit while the rings are being emptied is no longer of the session
+            counters = replace(counters, hits=self._final.hits, returns=self._final.returns)
+        return counters
 
     def _losses(self, matched: Losses, counters: ProbeCounters) -> Losses:
         return replace(

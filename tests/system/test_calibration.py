@@ -84,11 +84,11 @@ def test_an_attach_measures_in_passing_and_the_next_one_uses_it(
         (process,) = document["processes"]
         raw = sum(row["raw"]["wall_ns"] for row in process["operations"])
         corrected = sum(row["corrected"]["wall_ns"] for row in process["operations"])
-        # What was taken out of the intervals is what all hits took, but for those of the rounds in which the session
-        # began and ended, six hits each. A round spins for 2 ms, so that there are many, also where others are at work.
-        hits = document["overhead"]["probe_hits"]
-        assert hits >= 80
-        assert raw - corrected == pytest.approx(document["overhead"]["estimated_ns"], rel=2 * 6 / hits)
+        # What was taken out of the intervals is what all hits took, but for the rounds in which the session began and
+        # ended; all are alike. A round spins for 2 ms, so that there are many, also where others are at work.
+        rounds = sum(row["count"] for row in process["operations"])
+        assert rounds >= 20  # so that those two are a tenth at most
+        assert raw - corrected == pytest.approx(document["overhead"]["estimated_ns"], rel=0.15)
         assert document["overhead"]["estimated_ns"] > 0
     assert found[0] == found[1]
 
