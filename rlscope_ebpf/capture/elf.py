@@ -396,8 +396,7 @@ class ElfFile:
     def exports(self) -> tuple[Function, ...]:
         """Functions that other objects can call by name (.dynsym), in table order."""
         table, strings = self._dynsym
-        rows = self._defined_functions(table)
-        rows = rows[(table["info"][rows] >> 4 != STB_LOCAL) & np.isin(table["other"][rows] & 3, (0, 3))]
+        rows = self._exported_rows
         versions = self._versions(len(table))
         index = versions[1][rows] & 0x7FFF if versions else np.zeros(len(rows), np.uint16)
         names = versions[0] if versions else {}
@@ -414,6 +413,23 @@ class ElfFile:
                 strict=True,
             )
         )
+
+    @cached_property
+    def _exported_rows(self) -> NDArray[np.intp]:
+        """Of .dynsym."""
+        table, _ = self._dynsym
+        rows = self._defined_functions(table)
+        return rows[(table["info"][rows] >> 4 != STB_LOCAL) & np.isin(table["other"][rows] & 3, (0, 3))]
+
+    def _exported_at(self, vaddrs: U64) -> set[tuple[str, int]]:
+        """Name and address of those of `exports` that lie at some of these addresses; much faster than all."""
+        table, strings = self._dynsym
+        rows = self._exported_rows
+        selected = table[rows[np.isin(table["value"][rows], vaddrs)]]
+        return {
+            (strings[name], vaddr)
+            for name, vaddr in zip(selected["name"].tolist(), selected["value"].tolist(), strict=True)
+        }
 
     def exports_any(self, names: Iterable[str]) -> bool:
         """Whether the file defines one of `names` for others; much faster than to list all it exports."""
@@ -459,7 +475,7 @@ class ElfFile:
         if containing:
             rows = rows[_names_containing(strings.data, table["name"][rows], containing.encode())]
         selected = table[rows]
-        exported = {(function.name, function.vaddr) for function in self.exports}
+        exported = self._exported_at(selected["value"])
         functions = []
         for name_at, info, vaddr, size in zip(
             selected["name"].tolist(),
