@@ -419,7 +419,10 @@ class ElfFile:
         """Of .dynsym."""
         table, _ = self._dynsym
         rows = self._defined_functions(table)
-        return rows[(table["info"][rows] >> 4 != STB_LOCAL) & np.isin(table["other"][rows] & 3, (0, 3))]
+        found: NDArray[np.intp] = rows[
+            (table["info"][rows] >> 4 != STB_LOCAL) & np.isin(table["other"][rows] & 3, (0, 3))
+        ]
+        return found
 
     def _exported_at(self, vaddrs: U64) -> set[tuple[str, int]]:
         """Name and address of those of `exports` that lie at some of these addresses; much faster than all."""
