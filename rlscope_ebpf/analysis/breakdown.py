@@ -21,6 +21,7 @@ from rlscope_ebpf.model.figures import (
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Counters,
+    DeviceInfo,
     Losses,
     Notice,
     PathInfo,
@@ -73,6 +74,8 @@ class TraceSource(Protocol):
     def paths(self) -> Mapping[int, PathInfo]: ...
     @property
     def probes(self) -> Mapping[int, ProbeInfo]: ...
+    @property
+    def devices(self) -> Mapping[int, DeviceInfo]: ...
 
     def chunks(
         self, table: str, columns: Sequence[str] | None = None, progress: Progress | None = None
@@ -218,7 +221,7 @@ class Breakdown:
 def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
     """The totals of a whole trace. `progress` counts rows of the intervals table."""
     totals = Totals()
-    for kind in (trace.processes, trace.threads, trace.strings, trace.paths, trace.probes):
+    for kind in (trace.processes, trace.threads, trace.strings, trace.paths, trace.probes, trace.devices):
         for definition in kind.values():
             totals.define(definition)
     gpu = _InTime(trace.chunks("gpu"))

@@ -32,7 +32,7 @@ _KERNEL_COLUMNS = (
     "queue_mean_ns", "queue_p50_ns", "queue_p99_ns",
 )  # fmt: skip
 _COPY_COLUMNS = ("process", "pid", "direction", "count", "total_ns", "bytes")
-_DEVICE_COLUMNS = ("process", "pid", "device", "busy_ns", "busy")
+_DEVICE_COLUMNS = ("process", "pid", "device", "busy_ns", "busy", "reported")
 _PROCESS_COLUMNS = (
     "pid", "ppid", "name", "command", "start_ns", "end_ns", "exited", "exit_status", "threads",
     "phase", "steps", "step", "total_steps", "wall_ns", "gpu_ns", "metadata",
@@ -140,7 +140,7 @@ def gpu_copies_frame(breakdown: Breakdown) -> pd.DataFrame:
 
 
 def gpu_devices_frame(breakdown: Breakdown) -> pd.DataFrame:
-    """One row per process and device; `busy` is the part of the process's time, 0 to 1."""
+    """One row per process and device; `busy` is the part of the process's time, `reported` what NVML says, 0 to 1."""
     records = [
         {
             "process": process.total.info.name,
@@ -148,6 +148,7 @@ def gpu_devices_frame(breakdown: Breakdown) -> pd.DataFrame:
             "device": device.index,
             "busy_ns": device.busy_ns,
             "busy": device.busy_ns / process.duration_ns if process.duration_ns else 0.0,
+            "reported": device.reported,
         }
         for process in breakdown.processes
         for device in process.gpu_devices

@@ -92,7 +92,8 @@ class LiveModel:
                     for copy in totals.gpu_copies()
                 ),
                 gpu_devices=tuple(
-                    DeviceRow(device.pid, device.index, device.busy_ns) for device in totals.gpu_devices()
+                    DeviceRow(device.pid, device.index, device.busy_ns, device.reported)
+                    for device in totals.gpu_devices()
                 ),
                 processes=self._process_rows(),
                 phases=totals.phases(),

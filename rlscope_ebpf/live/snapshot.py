@@ -70,6 +70,7 @@ class DeviceRow:
     pid: int
     index: int
     busy_ns: int
+    reported: float | None = None  # how busy its driver reports it to be, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)

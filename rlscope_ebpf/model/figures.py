@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlscope_ebpf.model.durations import NO_DURATIONS, Durations
-from rlscope_ebpf.model.tables import ProcessInfo
+from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,17 @@ class DeviceTotal:
     pid: int
     index: int  # as the process numbers its devices
     busy_ns: int  # with work of this process, several streams at once counted once
+    info: DeviceInfo | None = None  # what its driver reports
+
+    @property
+    def reported(self) -> float | None:
+        """How busy the driver reports it to be, 0 to 1, whoever's work it is; None: not known."""
+        return None if self.info is None else self.info.utilization
+
+    @property
+    def asked_ns(self) -> int:
+        """The time of which `reported` is the mean."""
+        return 0 if self.info is None else self.info.until_ns - self.info.since_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,25 @@ class ProbeInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A GPU as one process numbers it, and how busy its driver reports it to be: sent again as that goes on."""
+
+    id: int
+    pid: int
+    index: int  # as the process numbers its devices
+    name: str
+    since_ns: int  # between these two the driver was asked again and again
+    until_ns: int
+    samples: int  # so often
+    reported: int  # sum of its answers, percent
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean of the answers, 0 to 1; None if there are none."""
+        return self.reported / (100 * self.samples) if self.samples else None
+
+
+@dataclass(frozen=True, slots=True)
 class Losses:
     """Running totals of what is missing; every figure counts from the session's start."""
 
@@ -170,7 +189,7 @@ class Counters:
     gpu_inherited: int = 0  # GPU activities charged to the operation of the thread that waited for the launching one
 
 
-Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo
+Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo | DeviceInfo
 
 
 class ImportantNotice(str):

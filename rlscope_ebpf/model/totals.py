@@ -39,6 +39,7 @@ from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
     Definition,
+    DeviceInfo,
     Losses,
     MarkKind,
     PathInfo,
@@ -109,6 +110,7 @@ class Totals:
         self._calls = CallTotals()
         self._open = OpenOperations(self._chain)
         self._gpu = GpuTotals()
+        self._devices: dict[tuple[int, int], DeviceInfo] = {}  # (pid, number)
 
     def expect_gpu(self, expected: bool) -> None:
         """Whether GPU activity may come; if not, a little work is saved. If it comes, it counts all the same."""
@@ -156,6 +158,8 @@ class Totals:
                 self._path_names.clear()
             case ProbeInfo():
                 self._probes[definition.id] = definition
+            case DeviceInfo():
+                self._devices[definition.pid, definition.index] = definition
 
     def add_intervals(self, rows: NDArray[np.void]) -> None:
         """Add rows that have INTERVAL_COLUMNS, those of one thread in order of time."""
@@ -288,7 +292,7 @@ class Totals:
         devices = self._gpu.devices()
         busy_ns = grown(self._gpu.sums().device_ns, len(devices)).tolist()
         return sorted(
-            (DeviceTotal(pid, device, ns) for (pid, device), ns in zip(devices, busy_ns, strict=False)),
+            (DeviceTotal(*key, ns, self._devices.get(key)) for key, ns in zip(devices, busy_ns, strict=False)),
             key=lambda device: (device.pid, device.index),
         )
 

@@ -9,7 +9,11 @@ from rich.text import Text
 
 from rlscope_ebpf.analysis.breakdown import Phase, Process
 from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.figures import DeviceTotal
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
+
+MUCH = 0.2
+"""With more than this between what NVML reports and what was measured (0 to 1), a sentence says why."""
 
 MAX_KERNELS = 20
 """Kernels shown per process."""
@@ -110,10 +114,35 @@ def devices(process: Process, share: Share) -> Iterator[RenderableType]:
         return
     found = new_table()
     found.add_column("GPU", no_wrap=True)
-    for title in ("BUSY", "OF THE TIME"):
+    reports = any(device.reported is not None for device in process.gpu_devices)
+    for title in ("BUSY", "OF THE TIME", *(("NVML REPORTS",) if reports else ())):
         add_figures(found, title)
     for device in process.gpu_devices:
         part = share(device.busy_ns / process.duration_ns) if process.duration_ns else NOTHING
-        found.add_row(f"device {device.index}", fmt.duration(device.busy_ns), part)
+        said = NOTHING if device.reported is None else fmt.percent(device.reported)
+        figures = (fmt.duration(device.busy_ns), part, *((said,) if reports else ()))
+        found.add_row(f"device {device.index}", *figures)
     yield Text()
     yield found
+    for device in process.gpu_devices:
+        sentence = disagreement(device)
+        if sentence:
+            yield Text(sentence)
+
+
+def disagreement(device: DeviceTotal) -> str:
+    """What to make of it if NVML reports a GPU to be much busier, or less busy, than it worked; otherwise empty."""
+    if device.reported is None or not device.asked_ns:
+        return ""
+    busy = device.busy_ns / device.asked_ns
+    if abs(device.reported - busy) < MUCH:
+        return ""
+    text = (
+        f"NVML (nvidia-smi) reported device {device.index} to be busy for {fmt.percent(device.reported)} of "
+        f"{fmt.duration(device.asked_ns)}; this process's work ran there for {fmt.percent(busy)} of it."
+    )
+    if device.reported > busy:
+        return (
+            f"{text} NVML counts a whole period in which anything ran, however short, and other processes' work, too."
+        )
+    return f"{text} NVML's figure is a mean of short looks, and late."

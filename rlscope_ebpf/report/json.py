@@ -42,10 +42,10 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     `inclusive_ns` (with nested operations), `open_now`, `state_ns` and `hits`; a process has its phases, threads,
     progress and metadata. Of the GPU: an operation's `gpu_activities`, and how long they were `queued` from launch to
     start (of a graph the first counts), the same per kernel; a process's `gpu_copies` by direction ("set": memory
-    filled) and `gpu_ns`, in which some GPU worked for it. `overhead` is `plausible` as long as it is no more than the
-    time that the target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the
-    profiler had for the user, each with its time; the `important` ones say that something is counted differently from
-    then on.
+    filled) and `gpu_ns`, in which some GPU worked for it; a device's `reported_utilization` is 0 to 1, whoever's work
+    that was, the mean over `reported_ns`. `overhead` is `plausible` as long as it is no more than the time that the
+    target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the profiler had
+    for the user, each with its time; the `important` ones say that something is counted differently from then on.
     """
     info, end = breakdown.info, breakdown.end
     return {
@@ -123,7 +123,12 @@ def _process(process: Process) -> dict[str, Any]:
             for copy in process.gpu_copies
         ],
         "gpu_devices": [
-            {"index": device.index, "busy_ns": device.busy_ns, "reported_utilization": None}
+            {
+                "index": device.index,
+                "busy_ns": device.busy_ns,
+                "reported_utilization": device.reported,
+                "reported_ns": device.asked_ns,
+            }
             for device in process.gpu_devices
         ],
     }  # fmt: skip

@@ -18,10 +18,11 @@ from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, LIBRARY_VARIABLE
 from rlscope_ebpf.capture.gpu_injection import Way, ways
 from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
 from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.capture.nvml import Utilization
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK
 from rlscope_ebpf.model.rows import joined
-from rlscope_ebpf.model.tables import Batch, GpuSource, ImportantNotice
+from rlscope_ebpf.model.tables import Batch, DeviceInfo, GpuSource, ImportantNotice
 from rlscope_ebpf.session.gpu import GpuMatcher
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_loading import Loading, foreign_injection
@@ -51,6 +52,9 @@ SETTLING_NS = 1_000_000_000
 
 RECENT_NS = 2_000_000_000
 """CUDA in a target is noticed within so long."""
+
+TELL_NS = 2_000_000_000
+"""So often it is handed out how busy the driver reports GPUs to be."""
 
 _READS = 16  # at a time: each is 8 MB at most
 _CUDA = ("libcuda.so", "libcudart.so", HELPER_PREFIX)
@@ -114,6 +118,9 @@ class GpuWatch:
         self._received = 0  # activities of the GPU
         self._simulated = False
         self._last = False
+        self._utilization = Utilization()
+        self._device_ids: dict[tuple[int, int], int] = {}
+        self._devices_told_ns = 0
 
     @property
     def source(self) -> GpuSource:
@@ -171,6 +178,7 @@ class GpuWatch:
             self._remember(batch)
         if last:
             self._conclude()
+        self._tell_devices(batch, last)
         source = self.source
         if source != self._told:
             batch.gpu = self._told = source
@@ -194,6 +202,25 @@ class GpuWatch:
             self._capture.close()
             self._capture = None
         self._preparation.close()
+        self._utilization.close()
+
+    def _tell_devices(self, batch: Batch, last: bool) -> None:
+        """Ask how busy GPUs are that work for a target, and hand that out now and then."""
+        for pid, watched in self._watched.items():
+            if watched.target.end_ns is not None:
+                self._utilization.forget(pid)
+            elif self._is_active(watched):
+                self._utilization.watch(pid)
+        if not last and batch.now_ns < self._devices_told_ns + TELL_NS:
+            return
+        self._devices_told_ns = batch.now_ns
+        for each in self._utilization.reported():
+            number = self._device_ids.setdefault((each.pid, each.index), len(self._device_ids) + 1)
+            batch.definitions.append(
+                DeviceInfo(
+                    number, each.pid, each.index, each.name, each.since_ns, each.until_ns, each.samples, each.percent
+                )
+            )
 
     # Steps
 

@@ -14,6 +14,7 @@ from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Counters,
     Definition,
+    DeviceInfo,
     GpuSource,
     Losses,
     Notice,
@@ -97,6 +98,16 @@ _PROBE: dict[str, Check] = {
     "method": _text,
     "armed": _truth,
 }
+_DEVICE: dict[str, Check] = {
+    "id": _count,
+    "pid": _count,
+    "index": _count,
+    "name": _text,
+    "since_ns": _count,
+    "until_ns": _count,
+    "samples": _count,
+    "reported": _count,
+}
 
 KINDS: dict[str, tuple[type[Definition], dict[str, Check]]] = {
     "process": (ProcessInfo, _PROCESS),
@@ -104,6 +115,7 @@ KINDS: dict[str, tuple[type[Definition], dict[str, Check]]] = {
     "string": (StringInfo, _STRING),
     "path": (PathInfo, _PATH),
     "probe": (ProbeInfo, _PROBE),
+    "device": (DeviceInfo, _DEVICE),
 }
 """Kinds of definitions by the first key of their objects. The value under that key is the model's first field."""
 

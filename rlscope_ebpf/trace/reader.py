@@ -27,6 +27,7 @@ from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
     Definition,
+    DeviceInfo,
     Losses,
     Notice,
     PathInfo,
@@ -117,6 +118,7 @@ class TraceReader:
         self.strings: dict[int, StringInfo] = {}
         self.paths: dict[int, PathInfo] = {}
         self.probes: dict[int, ProbeInfo] = {}
+        self.devices: dict[int, DeviceInfo] = {}
         self._decoder = ColumnDecoder()
         self._entries: list[Definition | Notice | _Chunk | _Totals] = []
         self._lost: list[Definition] = []
@@ -347,6 +349,8 @@ class TraceReader:
             self.strings[definition.id] = definition
         elif isinstance(definition, PathInfo):
             self.paths[definition.id] = definition
+        elif isinstance(definition, DeviceInfo):
+            self.devices[definition.id] = definition
         else:
             self.probes[definition.id] = definition
 

@@ -20,6 +20,7 @@ from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
     Definition,
+    DeviceInfo,
     GpuSource,
     ImportantNotice,
     Losses,
@@ -83,7 +84,9 @@ class TraceWriter:
         self._objects = 0
         self._last_flush = 0
         self._definitions: list[Definition] = []
-        self._changed: list[Definition] = []  # processes defined again: written behind the rows that came before
+        self._changed: list[
+            Definition
+        ] = []  # processes defined again, devices: written behind the rows that came before
         self._notices: list[Notice] = []
         self._gpu: GpuSource | None = None  # if it has changed
         self._pids: set[int] = set()
@@ -135,6 +138,12 @@ class TraceWriter:
         if not self._writing():
             return
         for definition in batch.definitions:
+            if isinstance(definition, DeviceInfo):
+                # Of several in one flush the last one says all.
+                older = (isinstance(each, DeviceInfo) and each.id == definition.id for each in self._changed)
+                self._changed = [each for each, old in zip(self._changed, older, strict=True) if not old]
+                self._changed.append(definition)
+                continue
             if isinstance(definition, ProcessInfo):
                 if definition.pid in self._pids:
                     self._changed.append(definition)
@@ -154,7 +163,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write all that waits: definitions, a chunk or more per table, processes that changed, and the rest."""
+        """Write all that waits: definitions, a chunk or more per table, then what changed, and the rest."""
         if not self._writing():
             return
         self._last_flush = self._clock()

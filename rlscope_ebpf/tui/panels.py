@@ -284,10 +284,11 @@ def _device_row(device: DeviceRow, snapshot: Snapshot) -> Row:
     """A device's share is of its process's time."""
     process = next((process for process in snapshot.processes if process.pid == device.pid), None)
     share = _share(device.busy_ns, process.end_ns - process.start_ns if process else snapshot.elapsed_ns)
+    reported = [] if device.reported is None else [Span(f" NVML {fmt.percent(device.reported)}", "dim")]
     return Row(
         ("device", device.pid, device.index),
         {
-            "name": [Span(f"device {device.index}", "strong")],
+            "name": [Span(f"device {device.index}", "strong"), *reported],
             "pid": [Span(str(device.pid), "dim")],
             "bar": _meter_cell(share),
             "share": _figure(fmt.percent(share)),

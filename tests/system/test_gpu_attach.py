@@ -126,6 +126,22 @@ def test_a_librarys_thread_launches_for_the_thread_that_waits_for_it(
     trainer.finish()
 
 
+def test_what_nvml_reports_stands_beside_the_busy_time(
+    start_trainer: Callable[..., Trainer], attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = start_trainer("--helper", str(gpu_library()))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(Path(libcupti()).parent))
+    monkeypatch.setenv("SIMNVML", "utilization=97")
+    profiler, trace = attach(trainer, libraries=())
+    wait_for(lambda: b"Simulated GPU" in trace.read_bytes(), PATIENCE_S, "NVML's word in the trace")
+    trainer.rounds()
+    assert profiler.stop() == 0, profiler.stderr
+    (device,) = process_of(checked_report(trace), trainer.pid)["gpu_devices"]
+    assert device["reported_utilization"] == 0.97
+    assert 0 < device["busy_ns"] < device["reported_ns"]
+    trainer.finish()
+
+
 def test_a_profiler_that_is_killed_leaves_a_helper_that_goes_to_sleep(
     start_trainer: Callable[..., Trainer], attach: Attach
 ) -> None:

@@ -19,7 +19,7 @@ from rlscope_ebpf.model.tables import TABLES  # noqa: E402
 from rlscope_ebpf.trace.reader import TraceReader  # noqa: E402
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-VERSIONS = ("1.0", "1.1")
+VERSIONS = ("1.0", "1.1", "1.2")
 PATHS = {version: DATA / f"golden-v{version}.rlscope" for version in VERSIONS}
 PATH = PATHS[VERSIONS[-1]]
 
@@ -38,6 +38,7 @@ def decoded(reader: TraceReader) -> dict[str, Any]:
         "strings": reader.strings,
         "paths": reader.paths,
         "probes": reader.probes,
+        "devices": reader.devices,
     }
     tables = {name: reader.table(name) for name in TABLES}
     found = {

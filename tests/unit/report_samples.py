@@ -19,6 +19,7 @@ from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
     Definition,
+    DeviceInfo,
     Losses,
     MarkKind,
     Notice,
@@ -108,6 +109,7 @@ class FakeTrace:
     strings: dict[int, StringInfo] = field(default_factory=dict)
     paths: dict[int, PathInfo] = field(default_factory=dict)
     probes: dict[int, ProbeInfo] = field(default_factory=dict)
+    devices: dict[int, DeviceInfo] = field(default_factory=dict)
     tables: dict[str, NDArray[np.void]] = field(default_factory=dict)
 
     def define(self, definition: Definition) -> None:
@@ -123,6 +125,8 @@ class FakeTrace:
                 self.paths[definition.id] = definition
             case ProbeInfo():
                 self.probes[definition.id] = definition
+            case DeviceInfo():
+                self.devices[definition.id] = definition
 
     def chunks(
         self,

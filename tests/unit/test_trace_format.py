@@ -121,7 +121,11 @@ def test_the_golden_trace_reads_as_it_did(version: str) -> None:
     reader = TraceReader(golden_trace.PATHS[version])
     assert reader.problems == []
     assert ".".join(map(str, reader.version)) == version
-    expected = {"notices": [], **golden_trace.expected(version)}  # a version that knew no notices had none
+    expected = {
+        "notices": [],
+        "devices": [],
+        **golden_trace.expected(version),
+    }  # what a version did not know it had not
     intervals = expected["tables"]["intervals"]
     intervals.setdefault("overhead_ns", [0] * len(intervals["thread"]))
     expected["tables"].setdefault("gpu", {name: [] for name in TABLES["gpu"].names or ()})

@@ -124,7 +124,7 @@ def test_first_object_is_the_header_and_definitions_precede_rows(tmp_path: Path)
     assert set(kinds[1:15]) == {"process", "thread", "string", "path", "probe"}
     assert kinds[15:18] == ["chunk", "chunk", "chunk"]
     # The process that ended is told behind its last rows, and notices behind everything that they are about.
-    assert kinds[-5:] == ["chunk", "process", "notice", "losses", "end"]
+    assert kinds[-6:] == ["chunk", "device", "process", "notice", "losses", "end"]
 
 
 def test_batches_replay_the_session(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_batches_in_steps_hold_the_same_rows_in_time(tmp_path: Path) -> None:
     assert [batch.losses for batch in replayed[9:11]] == [session[0].losses] * 2
     assert replayed[19].losses == session[1].losses
     ended = [index for index, batch in enumerate(replayed) if index and batch.definitions]
-    assert ended == [29]
+    assert ended == [9, 19, 29]  # with each flush what devices have said by then, with the last one a process's end
     said = {index: batch.notices for index, batch in enumerate(replayed) if batch.notices}
     assert said == {9: session[0].notices, 19: session[1].notices, 29: session[2].notices}
 

@@ -18,6 +18,7 @@ from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
     Definition,
+    DeviceInfo,
     ImportantNotice,
     Losses,
     MarkKind,
@@ -159,6 +160,7 @@ def batches(count: int = 3, rows: int = 40) -> list[Batch]:
             ),
             notices=[f"Notice {index}."] if index != 1 else [ImportantNotice("Sleep counts as python from now on.")],
         )
+        batch.definitions.append(DeviceInfo(1, 100, 1, "H200", START_NS, batch.now_ns, 2 * index + 2, 97 * index))
         if index == count - 1:
             batch.definitions.append(
                 ProcessInfo(101, 100, "worker", ("python",), START_NS, start, exit_status=-9, is_python=False)
@@ -226,5 +228,6 @@ def content(reader: TraceReader) -> tuple[object, ...]:
         reader.strings,
         reader.paths,
         reader.probes,
+        reader.devices,
         {name: by_thread(reader.table(name)).tobytes() for name in TABLES},
     )

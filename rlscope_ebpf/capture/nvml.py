@@ -1,0 +1,182 @@
+"""How busy the driver reports GPUs to be (NVML, what nvidia-smi shows), asked again and again by a thread.
+
+It is an optional dependency (nvidia-ml-py). Without it, or without a driver, nothing is known, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+PERIOD_S: Final = 0.25
+"""Between two questions. The driver's answer is about a period of a sixth of a second to a second before."""
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ORDER: Final = "CUDA_DEVICE_ORDER"
+BY_BUS: Final = "PCI_BUS_ID"
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What was answered about one GPU of one process so far."""
+
+    pid: int
+    index: int  # as the process numbers its devices
+    name: str
+    since_ns: int  # CLOCK_MONOTONIC
+    until_ns: int
+    samples: int
+    percent: int  # sum of the answers
+
+
+@dataclass(slots=True)
+class _Device:
+    """One GPU as NVML has it."""
+
+    handle: Any
+    name: str
+    uuid: str
+
+
+@dataclass(slots=True)
+class _Asked:
+    device: _Device
+    since_ns: int
+    until_ns: int = 0
+    samples: int = 0
+    percent: int = 0
+
+
+class Utilization:
+    """Asks for the GPUs of the processes that are being watched. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._pids: dict[int, bool] = {}  # whether its devices have been found
+        self._asked: dict[tuple[int, int], _Asked] = {}  # (pid, index)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, pid: int) -> None:
+        """Ask about the GPUs of a process from now on."""
+        with self._lock:
+            if pid in self._pids:
+                return
+            self._pids[pid] = False
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="nvml", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def forget(self, pid: int) -> None:
+        """Ask no more about a process's; what was answered stays."""
+        with self._lock:
+            self._pids.pop(pid, None)
+
+    def reported(self) -> list[Reported]:
+        """What was answered."""
+        with self._lock:
+            return [
+                Reported(pid, index, each.device.name, each.since_ns, each.until_ns, each.samples, each.percent)
+                for (pid, index), each in self._asked.items()
+                if each.samples
+            ]
+
+    def close(self) -> None:
+        """Ask no more. The thread may still be waiting for an answer: it ends by itself."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        # Whatever goes wrong in here, nothing is reported: this is beside the point of a session.
+        with suppress(Exception):
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            devices = [_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+            while devices and not self._stop.wait(PERIOD_S):
+                self._find(nvml, devices)
+                self._ask(nvml)
+
+    def _find(self, nvml: Any, devices: Sequence[_Device]) -> None:
+        with self._lock:
+            missing = [pid for pid, found in self._pids.items() if not found]
+        for pid in missing:
+            found = devices_of(pid, devices, lambda device: _users(nvml, device))
+            if not found:
+                continue  # it does not use any yet
+            with self._lock:
+                self._pids[pid] = True
+                for index, device in found.items():
+                    self._asked[pid, index] = _Asked(device, time.monotonic_ns())
+
+    def _ask(self, nvml: Any) -> None:
+        with self._lock:
+            asked = [(pid, each) for (pid, _), each in self._asked.items() if pid in self._pids]
+        answers: dict[int, int] = {}
+        for _, each in asked:
+            if id(each.device) not in answers:
+                answers[id(each.device)] = int(nvml.nvmlDeviceGetUtilizationRates(each.device.handle).gpu)
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            for pid, each in asked:
+                if pid in self._pids:
+                    each.samples += 1
+                    each.percent += min(answers[id(each.device)], 100)
+                    each.until_ns = now_ns
+
+
+def devices_of(pid: int, devices: Sequence[_Device], users: Callable[[_Device], set[int] | None]) -> dict[int, _Device]:
+    """Which of the driver's devices a process means by its numbers; those that are not certain are left out.
+
+    `users(device)`: processes that use a device, None if the driver does not tell. One device alone needs no proof.
+    Otherwise a number stands for what the process's environment makes it stand for, if the process does use that.
+    """
+    if len(devices) == 1:
+        return {0: devices[0]}
+    try:
+        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    environment = dict(os.fsdecode(line).partition("=")[::2] for line in lines)
+    if environment.get(ORDER) != BY_BUS and len({device.name for device in devices}) > 1:
+        return {}  # CUDA puts the fastest first
+    seen = _visible(environment.get(VISIBLE), devices)
+    return {index: device for index, device in enumerate(seen) if pid in (users(device) or ())}
+
+
+def _visible(variable: str | None, devices: Sequence[_Device]) -> list[_Device]:
+    """CUDA's rules: numbers or beginnings of UUIDs; what stands behind one that is none does not count."""
+    if variable is None:
+        return list(devices)
+    found: list[_Device] = []
+    for word in (part.strip() for part in variable.split(",")):
+        if word.isdigit() and int(word) < len(devices):
+            found.append(devices[int(word)])
+            continue
+        of_uuid = [device for device in devices if word.startswith("GPU-") and device.uuid.startswith(word)]
+        if len(of_uuid) != 1:
+            break
+        found += of_uuid
+    return found
+
+
+def _device(nvml: Any, index: int) -> _Device:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    return _Device(handle, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)))
+
+
+def _users(nvml: Any, device: _Device) -> set[int] | None:
+    try:
+        return {int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)}
+    except Exception:  # NVMLError, of whatever version
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
