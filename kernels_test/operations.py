@@ -10,6 +10,8 @@ there and started before READY, so that nobody has to load it. The truth, of all
 * `operations`: per path, how many kernels it launched and how long they ran, whenever that was. They run one after the
   other on a stream of the operation's thread, so their sum is their union;
 * `inherited`: launched by the library's thread while one thread was waiting for it; `ambiguous`: while two were;
+A line `other` makes it ask for CUPTI as another profiler would, and prints `OTHER error`.
+
 * `kernels`: per name, count and total time; `launched`: all of them;
 * `cupti`: what is enabled in the simulated CUPTI, if it is loaded.
 
@@ -43,6 +45,7 @@ KERNELS = {"_Z7forwardPf": 30_000, "_Z8backwardPf": 50_000, "_Z6updatePfi": 20_0
 PLAIN = {"_Z7forwardPf": "forward(float*)", "_Z8backwardPf": "backward(float*)", "_Z6updatePfi": "update(float*, int)"}
 OTHERS_STREAM = 2
 PATIENCE_MS = 600_000
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)(lambda *_: None)
 
 
 class Gpu:
@@ -161,6 +164,12 @@ def cupti_state() -> dict[str, int]:
     return {name: cupti.simcupti_get(name.encode()) for name in ("subscribers", "kinds", "callbacks", "buffers")}
 
 
+def ask_for_cupti() -> int:
+    """The error, 0 if it was given; then it is kept."""
+    cupti = ctypes.CDLL(os.environ["RLSCOPE_LIBCUPTI"])
+    return int(cupti.cuptiSubscribe(ctypes.byref(ctypes.c_void_p()), CALLBACK, None))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20, help="per line on stdin")
@@ -173,7 +182,10 @@ def main() -> int:
     if options.helper:
         ctypes.CDLL(options.helper).rlscope_gpu_start(0, PATIENCE_MS)
     print(f"READY {os.getpid()}", flush=True)
-    for number, _ in enumerate(sys.stdin, 1):
+    for number, line in enumerate(sys.stdin, 1):
+        if line.strip() == "other":
+            print("OTHER", ask_for_cupti(), flush=True)
+            continue
         gpu = gpu or Gpu()
         rounds(gpu, options.rounds, worker=options.worker)
         print("TRUTH", json.dumps(truth(gpu)), flush=True)

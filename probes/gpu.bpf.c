@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * On the functions at which the GPU helper hands things out (userspace/rlscope_cupti.h): copies their arguments into
- * rings. A program of its own: it is compiled only when a helper is there, with
+ * rings; and on functions of CUPTI's that nobody else should call while the helper uses it. A program of its own: it is compiled only when a helper is there, with
  *   -DGPU_RING_PAGES, -DGPU_TEXT_RING_PAGES  sizes of the rings, in pages, powers of two
  */
 #include <uapi/linux/ptrace.h>
@@ -72,6 +72,22 @@ static __always_inline void take_text(u32 pid, u32 kind, u32 id, u64 address, u6
     gpu_texts.ringbuf_submit(text, BPF_RB_NO_WAKEUP);
 }
 
+static __always_inline void take_foreign(u32 pid, u32 called)
+{
+    struct rls_gpu_text *text = gpu_texts.ringbuf_reserve(sizeof(*text));
+
+    if (!text) {
+        count(RLS_GPU_N_LOST_TEXTS, 1);
+        return;
+    }
+    text->time_ns = bpf_ktime_get_ns();
+    text->pid = pid;
+    text->kind = RLS_GPU_FOREIGN;
+    text->id = called;
+    text->length = 0;
+    gpu_texts.ringbuf_submit(text, BPF_RB_NO_WAKEUP);
+}
+
 int rls_gpu(struct pt_regs *ctx)
 {
     u64 called = bpf_get_attach_cookie(ctx);
@@ -84,7 +100,9 @@ int rls_gpu(struct pt_regs *ctx)
         take_records(ctx, pid);
     else if (called == RLS_GPU_CALLED_NAME)
         take_text(pid, RLS_GPU_NAME, ctx->di, ctx->si, ctx->dx);
-    else
+    else if (called == RLS_GPU_CALLED_STATUS)
         take_text(pid, RLS_GPU_STATUS, 0, ctx->di, ctx->si);
+    else
+        take_foreign(pid, called);
     return 0;
 }

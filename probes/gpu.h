@@ -23,6 +23,7 @@ struct rls_gpu_batch {
 enum rls_gpu_text_kind {
     RLS_GPU_NAME = 1,   /* id and name of a kernel */
     RLS_GPU_STATUS = 2, /* text: struct rlscope_gpu_status */
+    RLS_GPU_FOREIGN = 3, /* no text; id: which function of CUPTI was called */
 };
 struct rls_gpu_text {
     unsigned long long time_ns;
@@ -33,11 +34,13 @@ struct rls_gpu_text {
     char text[RLS_GPU_TEXT_MAX];
 };
 
-/* The attach cookie: which of the helper's functions was called. */
+/* The attach cookie: which function was called, of the helper, or, once it is active, of CUPTI by somebody else. */
 enum rls_gpu_function {
     RLS_GPU_CALLED_RECORDS = 1,
     RLS_GPU_CALLED_NAME = 2,
     RLS_GPU_CALLED_STATUS = 3,
+    RLS_GPU_CALLED_SUBSCRIBE = 4,
+    RLS_GPU_CALLED_REGISTER = 5,
 };
 
 /* Indices of the counters array (per CPU). */

@@ -17,10 +17,12 @@ from rlscope_ebpf.capture.compiler import load_compiled
 from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.gpu_layout import (
     BATCH_DTYPE,
+    CUPTI_SYMBOLS,
     STATE_SYMBOL,
     STATUS_DTYPE,
     SYMBOLS,
     TEXT_DTYPE,
+    Function,
     HelperStatus,
     TextKind,
     parse_status,
@@ -62,12 +64,22 @@ class GpuName:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuForeign:
+    """Somebody else called CUPTI while the helper used it: SUBSCRIBE, or REGISTER to get its records."""
+
+    pid: int
+    called: Function
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class GpuRead:
     """What has come since the last read. `names` has every name that `batches` needs and that was not read before."""
 
     batches: list[GpuBatch] = field(default_factory=list)
     names: list[GpuName] = field(default_factory=list)
     statuses: list[HelperStatus] = field(default_factory=list)
+    foreign: list[GpuForeign] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,7 @@ class GpuCapture:
         self._counters = BpfMap(maps["gpu_counters"])
         self._cpus = possible_cpus()
         self._links: dict[int, Link] = {}
+        self._guards: dict[int, list[Link]] = {}  # on CUPTI itself
 
     def attach(self, pid: int, path: str) -> None:
         """Listen to the helper in a process; `path`: the helper's file, as it can be opened from here.
@@ -121,9 +134,23 @@ class GpuCapture:
 
     def detach(self, pid: int) -> None:
         """Listen no more; the helper leaves within a second or two. What is in the rings can still be read."""
+        for guard in self._guards.pop(pid, ()):
+            guard.close()
         link = self._links.pop(pid, None)
         if link is not None:
             link.close()
+
+    def guard(self, pid: int, path: str) -> None:
+        """Hear of others that use a libcupti in a process from now on: once the helper itself has called it.
+
+        Raises ElfError if `path` cannot be read, OSError if the kernel refuses the probes.
+        """
+        with ElfFile(path) as elf:
+            found = [(elf.offset_of(each.vaddr), CUPTI_SYMBOLS.get(each.name)) for each in elf.exports]
+        sites = dict(sorted((offset, int(called)) for offset, called in found if called and offset is not None))
+        if sites:
+            link = attach(self._method, self._fd, path, list(sites), list(sites.values()), pid, returns=False)
+            self._guards.setdefault(pid, []).append(link)
 
     def read(self) -> GpuRead:
         """What has come. Call it again at once if it returned 512 batches."""
@@ -138,6 +165,8 @@ class GpuCapture:
             pid = int(row["pid"])
             if int(row["kind"]) == TextKind.NAME:
                 found.names.append(GpuName(pid, int(row["id"]), data.decode("utf-8", "replace")))
+            elif int(row["kind"]) == TextKind.FOREIGN:
+                found.foreign.append(GpuForeign(pid, Function(int(row["id"])), int(row["time_ns"])))
             elif (status := parse_status(pid, data)) is not None:
                 found.statuses.append(status)
         return found

@@ -42,14 +42,17 @@ class TextKind(IntEnum):
 
     NAME = 1
     STATUS = 2
+    FOREIGN = 3
 
 
 class Function(IntEnum):
-    """`enum rls_gpu_function`: the attach cookie of each probed function."""
+    """`enum rls_gpu_function`: the attach cookie of each probed function; the last two are CUPTI's."""
 
     RECORDS = 1
     NAME = 2
     STATUS = 3
+    SUBSCRIBE = 4
+    REGISTER = 5
 
 
 SYMBOLS: Final[dict[str, Function]] = {
@@ -59,6 +62,13 @@ SYMBOLS: Final[dict[str, Function]] = {
 }
 """The helper's functions that are probed."""
 
+
+CUPTI_SYMBOLS: Final[dict[str, Function]] = {
+    "cuptiSubscribe": Function.SUBSCRIBE,
+    "cuptiSubscribe_v2": Function.SUBSCRIBE,
+    "cuptiActivityRegisterCallbacks": Function.REGISTER,
+}
+"""CUPTI's functions by which another profiler comes."""
 
 STATE_SYMBOL: Final = "rlscope_gpu_state"
 """The data symbol of the helper's state."""

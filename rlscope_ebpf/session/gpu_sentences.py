@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rlscope_ebpf.capture.gpu_files import LIBRARY_VARIABLE
-from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
+from rlscope_ebpf.capture.gpu_layout import Function, HelperState, HelperStatus
 
 NO_CUDA: Final = "The target has not loaded CUDA"
 NO_USE: Final = "The target has loaded CUDA, and has not made use of it"
@@ -41,6 +41,20 @@ def not_active(status: HelperStatus) -> str:
     what = f" in {status.failed_call}" if status.failed_call else ""
     return (
         f"CUPTI failed in {who} (error {status.error}{what}): no GPU times. NVIDIA's cupti_result.h says what it means."
+    )
+
+
+def foreign_came(pid: int, called: Function) -> str:
+    """Another profiler came while the helper used CUPTI."""
+    if called == Function.REGISTER:
+        return (
+            f"Another profiler in process {pid} has taken CUPTI's records over: GPU times are missing from then on. "
+            "Use one at a time, or --gpu off."
+        )
+    return (
+        f"Another profiler (torch.profiler, for one) asked for CUPTI in process {pid}, which the GPU helper has, and "
+        "was refused: it sees no GPU events, and PyTorch's, if that was its first use, none until the program is started "
+        "anew. Attach after its first use, or with --gpu off."
     )
 
 

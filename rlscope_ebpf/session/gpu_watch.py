@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rlscope_ebpf.capture.demangle import demangled
 from rlscope_ebpf.capture.gpu import GpuCapture, GpuPreparation, GpuRead, read_status
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, LIBRARY_VARIABLE
 from rlscope_ebpf.capture.gpu_injection import Way, ways
-from rlscope_ebpf.capture.gpu_layout import HelperState, HelperStatus
+from rlscope_ebpf.capture.gpu_layout import Function, HelperState, HelperStatus
 from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.capture.nvml import Utilization
 from rlscope_ebpf.errors import ProfilerError
@@ -30,6 +31,7 @@ from rlscope_ebpf.session.gpu_sentences import (
     NO_CUDA,
     NO_USE,
     another_injected,
+    foreign_came,
     gdb_stops,
     nobody_loads,
     not_active,
@@ -58,6 +60,7 @@ TELL_NS = 2_000_000_000
 
 _READS = 16  # at a time: each is 8 MB at most
 _CUDA = ("libcuda.so", "libcudart.so", HELPER_PREFIX)
+_CUPTI = "libcupti.so"
 _GPU_DEVICE = Path("/dev/nvidiactl")
 _LOST = ("dropped", "lost_launches")
 _INVALID = ("zero_time", "reversed_time", "out_of_range")
@@ -86,6 +89,8 @@ class _Watched:
     loaded: bool = False  # or tried to
     was_there: bool = False  # the helper, before it was loaded
     thread_ids: ThreadIds | None = None
+    cupti: list[MappedObject] = field(default_factory=list)  # every copy, not guarded yet
+    foreign: set[Function] = field(default_factory=set)  # what others have called
 
 
 class GpuWatch:
@@ -154,6 +159,8 @@ class GpuWatch:
                     watched.cuda_seen_ns = 1 if first else monotonic_ns()
                 if mapped.name.startswith(HELPER_PREFIX):
                     watched.mapped = mapped
+            elif mapped.name.startswith(_CUPTI):
+                watched.cupti.append(mapped)
         if self._launched is not None and refused and watched.uses_cuda:
             watched.problem = self._launched.obstacle
         self._go_on(watched)
@@ -238,6 +245,7 @@ class GpuWatch:
             self._see_loading(watched, watched.loading)
         if watched.attached_ns:
             self._ask(watched)
+            self._guard(watched)
         elif watched.mapped is not None:
             path = host_path(watched.target.pid, watched.mapped)
             status = read_status(watched.target.pid, watched.mapped)
@@ -312,6 +320,17 @@ class GpuWatch:
             if status is not None and status.state >= HelperState.FOREIGN:
                 self._hear(watched, status)
 
+    def _guard(self, watched: _Watched) -> None:
+        """Once the helper uses CUPTI, hear of others that want to."""
+        if not watched.cupti or not self._is_active(watched):
+            return
+        assert self._capture is not None
+        pid = watched.target.pid
+        for path in filter(None, (host_path(pid, mapped) for mapped in watched.cupti)):
+            with suppress(ProfilerError, OSError):  # then others are not heard of
+                self._capture.guard(pid, path)
+        watched.cupti.clear()
+
     def _give_up(self, watched: _Watched, error: ProfilerError) -> None:
         watched.problem = f"{error.problem} {error.remedy}".strip()
         self._notices.append(watched.problem)
@@ -331,6 +350,11 @@ class GpuWatch:
             for status in part.statuses:
                 if status.pid in self._watched:
                     self._hear(self._watched[status.pid], status)
+            for each in part.foreign:
+                watched = self._watched.get(each.pid)
+                if watched is not None and each.called not in watched.foreign:
+                    watched.foreign.add(each.called)
+                    self._notices.append(ImportantNotice(foreign_came(each.pid, each.called)))
             if not part.batches:
                 break
             self._kept.append(part)

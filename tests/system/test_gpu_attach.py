@@ -23,6 +23,7 @@ pytestmark = pytest.mark.system
 
 Attach = Callable[..., tuple[Profiler, Path]]
 PATIENCE_S = 60.0
+MULTIPLE_SUBSCRIBERS = 39  # CUPTI's error
 WAYS = {"frida": "by Frida", "gdb": "by gdb"}
 
 
@@ -39,6 +40,13 @@ class Trainer:
         self.program.go()
         wait_for(lambda: len(truths(self.program.output)) > before, PATIENCE_S, "the program's rounds")
         return truths(self.program.output)[-1]
+
+    def ask_for_cupti(self) -> int:
+        """As another profiler in the program does; the error that it gets."""
+        before = self.program.output.count("OTHER ")
+        self.program.say("other\n")
+        wait_for(lambda: self.program.output.count("OTHER ") > before, PATIENCE_S, "the program's asking for CUPTI")
+        return int(self.program.output.rsplit("OTHER ", 1)[1].split()[0])
 
     def helper_state(self) -> HelperState | None:
         """None: it is not there."""
@@ -123,6 +131,40 @@ def test_a_librarys_thread_launches_for_the_thread_that_waits_for_it(
     assert truth["ambiguous"]
     expect(document, truth)
     assert document["session"]["gpu_records_inherited"] == truth["inherited"]
+    trainer.finish()
+
+
+def test_a_profiler_that_was_there_first_is_left_alone(start_trainer: Callable[..., Trainer], attach: Attach) -> None:
+    trainer = start_trainer()
+    assert trainer.ask_for_cupti() == 0
+    profiler, trace = attach(trainer, libraries=())
+    wait_for(partial(_says, profiler, "Another profiler"), PATIENCE_S, "the sentence that says so")
+    truth = trainer.rounds()
+    assert truth["cupti"]["subscribers"] == 1
+    assert truth["cupti"]["kinds"] == 0
+    assert profiler.stop() == 0, profiler.stderr
+    document = checked_report(trace)
+    assert document["session"]["gpu"] == "unavailable"
+    assert "it is left alone" in document["session"]["gpu_reason"]
+    trainer.finish()
+
+
+def test_a_profiler_that_comes_later_is_told_of(start_trainer: Callable[..., Trainer], attach: Attach) -> None:
+    trainer = start_trainer("--helper", str(gpu_library()))
+    profiler, trace = attach(trainer, libraries=())
+    wait_for(lambda: b"simulated" in trace.read_bytes(), PATIENCE_S, "the trace's word of it")
+
+    def told() -> bool:
+        assert trainer.ask_for_cupti() == MULTIPLE_SUBSCRIBERS
+        return _says(profiler, "asked for CUPTI")
+
+    wait_for(told, PATIENCE_S, "the sentence that says so")
+    trainer.rounds()
+    assert profiler.stop() == 0, profiler.stderr
+    document = checked_report(trace)
+    (notice,) = [each for each in document["notices"] if "asked for CUPTI" in each["text"]]
+    assert notice["important"]
+    assert process_of(document, trainer.pid)["gpu_kernels"]
     trainer.finish()
 
 
