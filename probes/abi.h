@@ -72,4 +72,20 @@ struct rls_text {
     char text[RLS_TEXT_MAX];
 };
 
+/* One record of the samples ring: where a thread was. */
+enum rls_sample_kind {
+    RLS_SAMPLE_CLOCK = 0, /* when the clock ticked */
+    RLS_SAMPLE_OFF = 1,   /* when it went off its CPU; the event that says so has the same time */
+};
+#define RLS_SAMPLE_WORDS 127    /* with the rest 1,048 bytes; nearly all return addresses that matter lie within */
+struct rls_sample {
+    unsigned long long time_ns;
+    unsigned long long ip;      /* in user space: where it was, or whence it entered the kernel; 0: not known */
+    unsigned int pid;
+    unsigned int tid;
+    unsigned int words;         /* of the stack that could be read */
+    unsigned int kind;          /* enum rls_sample_kind */
+    unsigned long long stack[RLS_SAMPLE_WORDS]; /* the top of it, last pushed first */
+};
+
 #endif

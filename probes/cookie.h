@@ -59,7 +59,14 @@ enum rls_group {
 /* Indices of the settings array, which the profiler writes. */
 enum rls_setting {
     RLS_SET_NO_GIL = 0, /* the interpreter lock is not probed (any more): who has held it counts as holding it */
-    RLS_SET_COUNT = 1,
+    RLS_SET_SAMPLES = 1, /* enum rls_sampling */
+    RLS_SET_COUNT = 2,
+};
+
+enum rls_sampling {
+    RLS_SAMPLING_OFF = 0,
+    RLS_SAMPLING_FOLLOWED = 1, /* followed threads that go off their CPU are looked at, too */
+    RLS_SAMPLING_ALL = 2,      /* and threads are followed once they are seen at work */
 };
 
 /* Indices of the counters array (per CPU). rlscope_ebpf/capture/counters.py names them. */
@@ -72,7 +79,10 @@ enum rls_counter {
     RLS_N_NOT_FOLLOWED = 5,  /* calls too deep, or made while no return probe was allowed */
     RLS_N_CUT_NAMES = 6,
     RLS_N_SWITCHES = 7,      /* scheduler events of followed threads */
-    RLS_N_RETURNS = 8,       /* hits of return probes, by group */
+    RLS_N_SAMPLES = 8,       /* looks of the sampling clock at followed processes */
+    RLS_N_LOST_SAMPLES = 9,  /* of these, those the full samples ring refused */
+    RLS_N_SAMPLED_NS = 10,   /* time that these looks took, without the interrupt around them */
+    RLS_N_RETURNS = 11,      /* hits of return probes, by group */
     RLS_N_HITS = RLS_N_RETURNS + RLS_GROUP_COUNT, /* hits of other sites, by group and site class */
     RLS_N_COUNTERS = RLS_N_HITS + RLS_GROUP_COUNT * RLS_CLASS_COUNT,
 };

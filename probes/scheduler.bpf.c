@@ -24,6 +24,10 @@ int rls_sched_switch(struct sched_switch_args *args)
     if (t && t->pid && !t->first) {
         now = bpf_ktime_get_ns();
         count(RLS_N_SWITCHES, 1);
+#ifdef RLS_KERNEL_TYPES
+        if (sampling() != RLS_SAMPLING_OFF) /* before the event, so that whoever has read the event finds it */
+            send_sample(t->pid, tid, now, RLS_SAMPLE_OFF, 0, 0);
+#endif
         /* 0: still runnable; 0x100 says the same of a preempted task. */
         put(t, tid, now, RLS_EV_OFF_CPU, 0, 0, args->prev_state & 0xff, t->sent, t->sent);
     }

@@ -235,6 +235,8 @@ def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
     for activity in gpu.until(None):
         totals.add_gpu(activity)
         totals.advance(_end_of(activity))
+    for rows in trace.chunks("samples"):
+        totals.add_samples(rows)
     for rows in trace.chunks("spans"):
         totals.add_spans(rows)
     for rows in trace.chunks("marks"):
@@ -398,9 +400,13 @@ OPERATION_COLUMNS = (
     "gpu_ns", "cpu_only_ns", "cpu_gpu_ns", "gpu_only_ns", "idle_ns",
     "corrected_wall_ns", *(f"corrected_{name}_ns" for name in CATEGORY_NAMES),
     "hits", "gpu_activities", "queue_mean_ns", "queue_p50_ns", "queue_p99_ns",
+    "sampled_ns", "samples",
+    *(f"{name}_{bound}_ns" for name in CATEGORY_NAMES for bound in ("low", "high")),
 )  # fmt: skip
 """Columns of the operations table. Times are ns, of the operation alone but for `inclusive_ns`.
 
+Of `sampled_ns` samples tell the category; a category's time then lies between `…_low_ns` and `…_high_ns`, with the
+confidence of `rlscope_ebpf.model.sampling`. Without samples it is exact, and all three are the same.
 `operation` is for people; `path` has the names from the outermost to the innermost, none for the untracked time.
 """
 
@@ -437,5 +443,8 @@ def operation_record(process: Process, operation: Operation, *, shares: bool) ->
         total.hits,
         total.gpu_activities,
         *((queued.mean_ns, queued.p50_ns, queued.p99_ns) if queued.count else (None, None, None)),
+        total.sampled.time_ns,
+        sum(total.sampled.samples),
+        *(bound for bounds in total.bounds_ns for bound in bounds),
     )
     return dict(zip(OPERATION_COLUMNS, values, strict=True))

@@ -77,11 +77,20 @@ class Library:
     group: Group
     callbacks: bool  # probe its import stubs of PYTHON_CALLS as calls back into Python
     entries: tuple[Entry, ...]
+    covers: tuple[str, ...] = ()
 
     def matches_path(self, path: str) -> bool:
         """Whether a file of this path is meant (by `files`; `defines` needs a look into the file)."""
-        name = path.rpartition("/")[2]
-        return any(fnmatchcase(name, glob) or fnmatchcase(path, glob) for glob in self.files)
+        return _matches(path, self.files)
+
+    def covers_path(self, path: str) -> bool:
+        """Whether code of this file, called by whatever, is the library's: it is probed, or comes along with it."""
+        return _matches(path, self.files) or _matches(path, self.covers)
+
+
+def _matches(path: str, globs: Iterable[str]) -> bool:
+    name = path.rpartition("/")[2]
+    return any(fnmatchcase(name, glob) or fnmatchcase(path, glob) for glob in globs)
 
 
 class CatalogueError(ProfilerError):
@@ -113,7 +122,7 @@ def parse_catalogue(text: str) -> tuple[Library, ...]:
 
 def _library(row: Mapping[str, Any]) -> Library:
     name = str(row.get("name", "?"))
-    _check_keys(row, {"name", "files", "defines", "category", "group", "callbacks", "entry"}, name)
+    _check_keys(row, {"name", "files", "defines", "category", "group", "callbacks", "covers", "entry"}, name)
     callbacks = row.get("callbacks", "none")
     if callbacks not in ("none", "stubs"):
         raise CatalogueError(f"{name} has callbacks = {callbacks!r}")
@@ -131,6 +140,7 @@ def _library(row: Mapping[str, Any]) -> Library:
         group=group,
         callbacks=callbacks == "stubs",
         entries=tuple(_entry(entry, name) for entry in row.get("entry", ())),
+        covers=tuple(row.get("covers", ())),
     )
 
 

@@ -23,13 +23,18 @@ from rlscope_ebpf.capture.marker_offsets import DEPTH_OFFSET, NAMES_OFFSET
 from rlscope_ebpf.errors import NotPermittedError, UnsupportedError
 from rlscope_ebpf.paths import probes_dir
 
-SOURCES = ("thread.bpf.c", "texts.bpf.c", "programs.bpf.c", "scheduler.bpf.c")
+SOURCES = ("thread.bpf.c", "texts.bpf.c", "programs.bpf.c", "sampling.bpf.c", "scheduler.bpf.c")
 """In the order in which they are joined."""
 
 EVENT_RING_BYTES = 64 << 20
 """1.6 million events: at 300 thousand events a second the reader may pause for five seconds."""
 
 TEXT_RING_BYTES = 1 << 20
+
+SAMPLE_RING_BYTES = 16 << 20
+"""16 thousand samples: with 16 busy CPUs, those of a second."""
+
+_KERNEL_TYPES = "/sys/kernel/btf/vmlinux"
 
 TRACEPOINTS: dict[str, str] = {
     "sched_switch": "rls_sched_switch",
@@ -38,8 +43,8 @@ TRACEPOINTS: dict[str, str] = {
 }
 """Tracepoint of the `sched` system → program."""
 
-TICK = "rls_tick"
-"""The program of the clock."""
+TICK, SAMPLE = "rls_tick", "rls_sample"
+"""The programs of the clock."""
 
 BCC_OPTIMISES = ("-Xclang", "-disable-llvm-passes")
 """Clang need not optimise: BCC lets LLVM do it once more in any case. A fifth of the time."""
@@ -63,6 +68,7 @@ class CompiledPrograms:
     return_fd: int = -1  # only with the other methods
     tracepoint_fds: dict[str, int] = field(default_factory=dict)
     tick_fd: int = -1
+    sample_fd: int = -1
 
     @property
     def maps(self) -> dict[str, int]:
@@ -85,6 +91,7 @@ def compile_programs(method: str) -> CompiledPrograms:
     flags = [
         f"-DEVENT_RING_PAGES={EVENT_RING_BYTES // _PAGE}",
         f"-DTEXT_RING_PAGES={TEXT_RING_BYTES // _PAGE}",
+        f"-DSAMPLE_RING_PAGES={SAMPLE_RING_BYTES // _PAGE}",
         f"-DMARKER_DEPTH_OFFSET={DEPTH_OFFSET}",
         f"-DMARKER_NAMES_OFFSET={NAMES_OFFSET}",
     ]
@@ -93,8 +100,10 @@ def compile_programs(method: str) -> CompiledPrograms:
         probes = ["rls_session"]
     else:
         probes = ["rls_entry", "rls_return"]
+    if os.path.exists(_KERNEL_TYPES):
+        flags.append("-DRLS_KERNEL_TYPES")
     try:
-        programs = [*probes, *TRACEPOINTS.values(), TICK]
+        programs = [*probes, *TRACEPOINTS.values(), TICK, SAMPLE]
         return load_compiled(SOURCES, flags, programs, lambda image: _load(method, image))
     except OSError as error:
         raise UnsupportedError(
@@ -114,6 +123,7 @@ def _load(method: str, image: LoadedImage) -> CompiledPrograms:
     for name, program in TRACEPOINTS.items():
         compiled.tracepoint_fds[name] = image.load(program, PROGRAM_TRACEPOINT)
     compiled.tick_fd = image.load(TICK, PROGRAM_PERF_EVENT)
+    compiled.sample_fd = image.load(SAMPLE, PROGRAM_PERF_EVENT)
     return compiled
 
 

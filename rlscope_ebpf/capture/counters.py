@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.cookie import Group, SiteClass
 
-_RETURNS = 8
+_RETURNS = 11
 _HITS = _RETURNS + len(Group)
 COUNTERS = _HITS + len(Group) * len(SiteClass)
 
@@ -26,6 +26,9 @@ class ProbeCounters:
     not_followed: int
     cut_names: int
     switches: int
+    samples: int
+    lost_samples: int
+    sampled_ns: int
     returns: NDArray[np.uint64]  # (group,)
     hits: NDArray[np.uint64]  # (group, site class)
 
@@ -47,6 +50,9 @@ def parse_counters(values: NDArray[np.uint64]) -> ProbeCounters:
         not_followed=head[5],
         cut_names=head[6],
         switches=head[7],
+        samples=head[8],
+        lost_samples=head[9],
+        sampled_ns=head[10],
         returns=values[_RETURNS:_HITS].copy(),
         hits=values[_HITS:COUNTERS].reshape(len(Group), len(SiteClass)).copy(),
     )

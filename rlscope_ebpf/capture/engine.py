@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.capture.clock import EXCLUDE_IDLE, attach_clock
 from rlscope_ebpf.capture.closing import Closer
 from rlscope_ebpf.capture.compiler import CompiledPrograms, compile_programs
 from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, SiteClass, make_cookie
@@ -23,6 +24,11 @@ from rlscope_ebpf.model.tables import ProbeInfo
 
 MAX_READ = 1 << 18
 """Events taken from the ring at a time; a batch of this size is matched in about a tenth of a second."""
+
+SAMPLE_NS = 997_000
+"""CPU time between two samples, a thousand a second: in no step with loops and timers of round numbers."""
+
+MAX_SAMPLES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Engine:
         self._exits: set[tuple[int, str, Group, int]] = set()
         self._tracepoints: Link | None = None
         self._ticks: Link | None = None
+        self._samples: Link | None = None
         self.next_probe = 1
         """Id that the next attached site gets."""
 
@@ -69,6 +76,15 @@ class Engine:
         self._programs.set_interpreter(pid, start, end)
         if self._ticks is None:
             self._ticks = attach_ticks(self._programs.tick_fd)
+
+    def sample(self, *, follow: bool) -> None:
+        """Look every `SAMPLE_NS` of a CPU's working time where the targets are, and when they leave it.
+
+        `follow` every thread that is seen at work, also those that pass no probe. Raises OSError.
+        """
+        if self._samples is None:
+            self._programs.sample(follow=follow)
+            self._samples = attach_clock(self._programs.sample_fd, SAMPLE_NS, EXCLUDE_IDLE)
 
     def watch_loads(self, pid: int) -> None:
         """Count what a process loads, and set no return probe (of a session) until `allow_returns`."""
@@ -203,6 +219,10 @@ class Engine:
         """All texts, TEXT_DTYPE. Read after the events: a text is always written before the event that names it."""
         return self._programs.texts.read(MAX_READ)
 
+    def read_samples(self) -> NDArray[np.void]:
+        """Samples, SAMPLE_DTYPE, at most `MAX_SAMPLES`."""
+        return self._programs.samples.read(MAX_SAMPLES)
+
     def pending_events(self) -> int:
         """Events in the ring."""
         return self._programs.events.pending()
@@ -219,8 +239,8 @@ class Engine:
     def begin_detach(self) -> None:
         """Begin to take every probe away. Returns at once."""
         self._close(list(self._links))
-        others = [link for link in (self._tracepoints, self._ticks) if link is not None]
-        self._tracepoints = self._ticks = None
+        others = [link for link in (self._tracepoints, self._ticks, self._samples) if link is not None]
+        self._tracepoints = self._ticks = self._samples = None
         self._closer.add(others)
 
     def wait_until_detached(self, seconds: float | None = None) -> bool:

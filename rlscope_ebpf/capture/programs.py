@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from rlscope_ebpf.capture.bpf import BpfMap
-from rlscope_ebpf.capture.compiler import EVENT_RING_BYTES, TEXT_RING_BYTES, CompiledPrograms
+from rlscope_ebpf.capture.compiler import EVENT_RING_BYTES, SAMPLE_RING_BYTES, TEXT_RING_BYTES, CompiledPrograms
 from rlscope_ebpf.capture.counters import COUNTERS, ProbeCounters, parse_counters
 from rlscope_ebpf.capture.ring import Ring
-from rlscope_ebpf.model.events import EVENT_DTYPE, TEXT_DTYPE
+from rlscope_ebpf.model.events import EVENT_DTYPE, SAMPLE_DTYPE, TEXT_DTYPE
 
-_SET_NO_GIL = 0  # enum rls_setting
+_SET_NO_GIL, _SET_SAMPLES = 0, 1  # enum rls_setting
 
 
 class Programs:
@@ -20,9 +20,11 @@ class Programs:
         self._compiled = compiled
         self.session_fd, self.entry_fd, self.return_fd = compiled.session_fd, compiled.entry_fd, compiled.return_fd
         self.tracepoint_fds, self.tick_fd = compiled.tracepoint_fds, compiled.tick_fd
+        self.sample_fd = compiled.sample_fd
         maps = compiled.maps
         self.events = Ring(maps["events"], EVENT_RING_BYTES, EVENT_DTYPE)
         self.texts = Ring(maps["texts"], TEXT_RING_BYTES, TEXT_DTYPE)
+        self.samples = Ring(maps["samples"], SAMPLE_RING_BYTES, SAMPLE_DTYPE)
         self._targets = BpfMap(maps["targets"])
         self._records = BpfMap(maps["marker_records"])
         self._interpreters = BpfMap(maps["interpreters"])
@@ -69,6 +71,10 @@ class Programs:
         """Tell the programs that the interpreter lock is not probed: who has held it counts as holding it."""
         self._settings.update(_u32(_SET_NO_GIL), _u32(1))
 
+    def sample(self, *, follow: bool) -> None:
+        """Look at threads that go off their CPU; `follow`: follow every thread that is seen at work."""
+        self._settings.update(_u32(_SET_SAMPLES), _u32(2 if follow else 1))  # enum rls_sampling
+
     def counters(self) -> ProbeCounters:
         """The programs' counters, summed over CPUs."""
         totals = np.zeros(COUNTERS, np.uint64)
@@ -87,6 +93,7 @@ class Programs:
         """Unmap the rings and unload the programs."""
         self.events.close()
         self.texts.close()
+        self.samples.close()
         self._compiled.close()
 
 

@@ -10,6 +10,7 @@ import click
 
 from rlscope_ebpf.session.options import (
     ATTACH_METHODS,
+    CAPTURE_MODES,
     DEFAULT_MAX_OVERHEAD,
     GPU_MODES,
     CaptureOptions,
@@ -50,6 +51,15 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--no-tui", is_flag=True, help="No terminal UI, even on a terminal."),
     library_option,
     marker_option,
+    click.option(
+        "--mode",
+        type=click.Choice(CAPTURE_MODES),
+        default="auto",
+        show_default=True,
+        help="How time is told apart. trace: by probes, exactly. sample: by a look at each running thread a "
+        "thousand times a second, and only operations by probes, which costs least and gives shares with an error. "
+        "auto: trace; where probes are taken off to keep the overhead budget, samples fill in.",
+    ),
     click.option(
         "--gpu",
         type=click.Choice(GPU_MODES),
@@ -103,6 +113,7 @@ def read_capture_options(
     no_tui: bool,
     libraries: tuple[str, ...],
     markers: tuple[str, ...],
+    mode: Any,
     gpu: Any,
     attach_method: Any,
     follow: bool,
@@ -122,6 +133,7 @@ def read_capture_options(
         tui=not no_tui,
         libraries=tuple(parse_library(text) for text in libraries),
         markers=tuple(parse_marker(text) for text in markers),
+        mode=mode,
         gpu=gpu,
         attach_method=attach_method,
         follow=follow,

@@ -48,6 +48,8 @@ def _process_block(process: ProcessRow, snapshot: Snapshot) -> str:
             table.append([f"phase {fmt.printable(phase)}"])
         table += [_operation_cells(row, wall_ns, categories) for row in sorted(group, key=lambda row: -row.wall_ns)]
     lines += _aligned(table)
+    if any(row.sampled.time_ns for row in rows):
+        lines.append("  ≈: told by samples; the report says how far each may be off")
     transitions = _sum_transitions(rows)
     if transitions:
         shown = [f"{fmt.transition(kind)} {fmt.count(number)}" for kind, number in transitions[:TRANSITIONS_SHOWN]]
@@ -63,7 +65,10 @@ def _operation_cells(row: OperationRow, wall_ns: int, categories: Sequence[Categ
         fmt.duration(own),
         fmt.percent(own / wall_ns if wall_ns else 0),
         fmt.percent(row.state_ns[ThreadState.RUNNING] / own if own else 0),
-        *(fmt.percent(row.category_ns[category] / own if own else 0) for category in categories),
+        *(
+            fmt.about(fmt.percent(row.category_ns[category] / own if own else 0), row.sampled.time_ns > 0)
+            for category in categories
+        ),
     ]
 
 

@@ -146,4 +146,5 @@ def _operation_row(operation: OperationTotal) -> OperationRow:
         gpu_activities=operation.gpu_activities,
         queued_ns=operation.queued.total_ns,
         queued=operation.queued.count,
+        sampled=operation.sampled,
     )

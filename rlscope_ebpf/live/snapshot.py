@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
 
@@ -26,6 +27,7 @@ class OperationRow:
     gpu_activities: int = 0  # kernels, copies and sets that it launched
     queued_ns: int = 0  # from launch to start, of all of these that `queued` counts
     queued: int = 0
+    sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
 
     @property
     def name(self) -> str:

@@ -41,8 +41,16 @@ class TextKind(IntEnum):
     OPEN_OPS = 3
 
 
+class SampleKind(IntEnum):
+    """`enum rls_sample_kind`."""
+
+    CLOCK = 0
+    OFF = 1
+
+
 TEXT_MAX = 128
 OPEN_OPS_MAX = 16
+SAMPLE_WORDS = 127
 
 EVENT_DTYPE = np.dtype(
     [
@@ -71,3 +79,16 @@ TEXT_DTYPE = np.dtype(
     ]
 )
 """`struct rls_text`, 160 bytes."""
+
+SAMPLE_DTYPE = np.dtype(
+    [
+        ("time_ns", "<u8"),
+        ("ip", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("words", "<u4"),
+        ("kind", "<u4"),  # SampleKind
+        ("stack", "<u8", (SAMPLE_WORDS,)),
+    ]
+)
+"""`struct rls_sample`, 1,048 bytes."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlscope_ebpf.model.durations import NO_DURATIONS, Durations
+from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
 
 
@@ -29,6 +30,16 @@ class OperationTotal:
     cpu_gpu_ns: int = 0  # of the time on a CPU or waiting for one, while a GPU worked for its process
     gpu_only_ns: int = 0  # the same of the time in which its threads slept
     queued: Durations = NO_DURATIONS  # from launch to start, of its GPU activity
+    sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
+
+    @property
+    def bounds_ns(self) -> tuple[tuple[int, int], ...]:
+        """Between which times each category's lies with `sampling.CONFIDENCE`, [Category]; the same twice if exact."""
+        found = []
+        for category, ns in enumerate(self.category_ns):
+            less, more = self.sampled.errors_ns(category)
+            found.append((max(0, round(ns - less)), min(self.wall_ns, round(ns + more))))
+        return tuple(found)
 
     @property
     def wall_ns(self) -> int:
@@ -164,6 +175,7 @@ def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
         gpu_activities=left.gpu_activities + right.gpu_activities,
         cpu_gpu_ns=left.cpu_gpu_ns + right.cpu_gpu_ns,
         gpu_only_ns=left.gpu_only_ns + right.gpu_only_ns,
+        sampled=left.sampled + right.sampled,
         queued=max(left.queued, right.queued, key=lambda queued: queued.count),
     )
 

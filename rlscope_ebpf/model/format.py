@@ -46,6 +46,7 @@ LOSS_LABELS: dict[str, tuple[str, str]] = {
     "gpu_invalid": ("GPU record with impossible times", "GPU records with impossible times"),
     "gpu_unmatched": ("GPU activity without its launch", "GPU activities without their launch"),
     "gpu_late": ("GPU activity known too late", "GPU activities known too late"),
+    "samples": ("sample lost", "samples lost"),
     "gpu_launches": ("launch without GPU activity", "launches without GPU activity"),
     "gpu_ambiguous": ("GPU activity of no certain operation", "GPU activities of no certain operation"),
 }
@@ -53,7 +54,7 @@ LOSS_LABELS: dict[str, tuple[str, str]] = {
 
 _MISPLACED_LOSSES = frozenset({"not_followed"})
 
-HARMLESS_LOSSES = frozenset({"healed", "truncated_names", "gpu_launches"})
+HARMLESS_LOSSES = frozenset({"healed", "truncated_names", "samples", "gpu_launches"})
 """Fields of `Losses` that are counted for honesty but take nothing from the figures."""
 
 
@@ -129,6 +130,17 @@ def percent(fraction: float) -> str:
     if fraction < 0.0005:
         return "<0.1 %"
     return f"{fraction * 100:.0f} %" if fraction >= 0.9995 else f"{fraction * 100:.1f} %"
+
+
+def about(text: str, sampled: bool) -> str:
+    """A figure that samples tell is marked: "≈12.3 %". Exact ones, and nothing at all, are not."""
+    return f"≈{text}" if sampled and text != percent(0) else text
+
+
+def error(fraction: float) -> str:
+    """How far a share may be off, in percentage points: "±0.4", "±12"."""
+    points = fraction * 100
+    return f"±{points:.0f}" if points >= 9.95 else f"±{points:.1f}"
 
 
 def plural(n: int, noun: str, nouns: str | None = None) -> str:

@@ -24,6 +24,7 @@ INTERVAL_DTYPE = np.dtype(
         ("origin", "u1"),  # Category before
         ("state", "u1"),  # ThreadState
         ("opened", "u1"),  # Opened
+        ("sampled", "u1"),  # 1: `category` is only what the probes that are set can tell; samples tell more
     ]
 )
 """One row per stretch of a thread's time in which operation, phase, category and state stay the same.
@@ -63,11 +64,17 @@ class MarkKind(IntEnum):
 MARK_DTYPE = np.dtype([("thread", "<u4"), ("kind", "<u4"), ("time_ns", "<u8"), ("a", "<u8"), ("b", "<u8")])
 """One row per phase change, progress report or piece of metadata."""
 
+SAMPLE_ROW_DTYPE = np.dtype(
+    [("thread", "<u4"), ("path", "<u4"), ("phase", "<u4"), ("time_ns", "<u8"), ("category", "u1")]
+)
+"""One row per sample that fell into a `sampled` interval, in order of time per thread: what the thread ran then."""
+
 TABLES: dict[str, np.dtype[np.void]] = {
     "intervals": INTERVAL_DTYPE,
     "spans": SPAN_DTYPE,
     "marks": MARK_DTYPE,
     "gpu": GPU_DTYPE,
+    "samples": SAMPLE_ROW_DTYPE,
 }
 """Every table by its name in a trace; sinks treat tables alike."""
 
@@ -163,6 +170,7 @@ class Losses:
     gpu_invalid: int = 0  # GPU records whose times cannot be true
     gpu_unmatched: int = 0  # GPU activity whose launch is not known: charged to no operation
     gpu_late: int = 0  # GPU activity told of so late that its time is missing in unions; whoever adds up counts it
+    samples: int = 0  # looks of the sampling clock whose result found no room: shares rest on the others
     gpu_launches: int = 0  # launches of which no activity came: of nothing (an empty copy), or it was lost
     gpu_ambiguous: int = 0  # GPU activity of threads without operations for which several threads may have waited
 
@@ -185,6 +193,7 @@ class Counters:
     probes_shed: int = 0
     gpu_records: int = 0  # GPU records read from the ring, launches and names included
     gpu_matched: int = 0  # GPU activities whose launch was found
+    samples: int = 0  # looks of the sampling clock at the targets
     gpu_early: int = 0  # GPU activities that were launched before recording began
     gpu_inherited: int = 0  # GPU activities charged to the operation of the thread that waited for the launching one
 

@@ -35,6 +35,7 @@ from rlscope_ebpf.model.gpu_totals import GpuTotals, work_only
 from rlscope_ebpf.model.histogram import percentiles
 from rlscope_ebpf.model.keys import LOW_HALF, Ints, KeyRows, grown, pair
 from rlscope_ebpf.model.open_operations import OpenOperations
+from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled, split
 from rlscope_ebpf.model.tables import (
     Batch,
     Counters,
@@ -64,7 +65,7 @@ _HANDED_OUT_LATER_NS = 100_000_000
 
 INTERVAL_COLUMNS = (
     "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "overhead_ns",
-    "category", "origin", "state", "opened",
+    "category", "origin", "state", "opened", "sampled",
 )  # fmt: skip
 """The columns of the intervals table that `Totals.add_intervals` reads."""
 
@@ -106,6 +107,10 @@ class Totals:
         self._transitions: Ints = np.zeros((0, _KINDS), np.int64)
         self._hits: Ints = np.zeros(0, np.int64)
         self._overhead_ns: Ints = np.zeros((0, _CATEGORIES), np.int64)
+        # Of intervals whose category samples tell: time by state, overhead, and the samples.
+        self._sampled_ns: Ints = np.zeros((0, _STATES), np.int64)
+        self._sampled_overhead_ns: Ints = np.zeros((0, 1), np.int64)
+        self._samples: Ints = np.zeros((0, _CATEGORIES), np.int64)
         self._closed: Ints = np.zeros(0, np.int64)
         self._calls = CallTotals()
         self._open = OpenOperations(self._chain)
@@ -122,7 +127,7 @@ class Totals:
             self.define(definition)
         for table, add in (
             ("intervals", self.add_intervals), ("spans", self.add_spans), ("marks", self.add_marks),
-            ("gpu", self.add_gpu),
+            ("samples", self.add_samples), ("gpu", self.add_gpu),
         ):  # fmt: skip
             rows = batch.tables.get(table)
             if rows is not None:
@@ -183,6 +188,15 @@ class Totals:
             mine = np.flatnonzero(pid == process_pid)
             self._add_marks_of(process_pid, rows[mine], kind[mine])
 
+    def add_samples(self, rows: NDArray[np.void]) -> None:
+        """Add samples (SAMPLE_ROW_DTYPE), in any order."""
+        if not len(rows):
+            return
+        _, row = self._locate(rows)
+        size = len(self._rows)
+        cell = row * _CATEGORIES + np.minimum(rows["category"], Category.OTHER)
+        self._samples[:size] += np.bincount(cell, minlength=size * _CATEGORIES).reshape(size, _CATEGORIES)
+
     def add_gpu(self, rows: NDArray[np.void]) -> None:
         """Add GPU activity (GPU_DTYPE), in any order."""
         rows = work_only(rows)
@@ -201,11 +215,18 @@ class Totals:
             open_now[row] = open_now.get(row, 0) + instances
         self._reserve()
         size = len(self._rows)
-        cells = self._time_ns[:size].reshape(size, _CATEGORIES, _STATES)
-        times = self._time_ns[:size].tolist()
+        cells, overhead_ns = self._time_ns[:size].reshape(size, _CATEGORIES, _STATES), self._overhead_ns[:size]
+        sampled = [NOT_SAMPLED] * size
+        if self._sampled_ns.any():
+            sampled_ns, samples = self._sampled_ns[:size], self._samples[:size]
+            cells = cells + split(sampled_ns, samples)
+            overhead_ns = overhead_ns + split(self._sampled_overhead_ns[:size], samples)[:, :, 0]
+            told = zip(sampled_ns.sum(1).tolist(), samples.tolist(), strict=True)
+            sampled = [Sampled(time_ns, tuple(counts)) for time_ns, counts in told]
+        times = cells.reshape(size, _CELLS).tolist()
         categories, states = cells.sum(2).tolist(), cells.sum(1).tolist()
         hits, closed = self._hits[:size].tolist(), self._closed[:size].tolist()
-        overhead = self._overhead_ns[:size].tolist()
+        overhead = overhead_ns.tolist()
         transitions: list[dict[str, int]] = [{} for _ in range(size)]
         sums = self._gpu.sums()
         gpu_ns, cpu_gpu_ns, gpu_only_ns, activities = (
@@ -239,6 +260,7 @@ class Totals:
                     cpu_gpu_ns=cpu_gpu_ns[row],
                     gpu_only_ns=gpu_only_ns[row],
                     queued=queued.get(row, NO_DURATIONS),
+                    sampled=sampled[row],
                 )
             )
         return merged(result)
@@ -330,11 +352,12 @@ class Totals:
 
     def wall_ns(self) -> int:
         """Wall time of all threads of all processes."""
-        return int(self._time_ns.sum())
+        return int(self._time_ns.sum() + self._sampled_ns.sum())
 
     def running_ns(self) -> int:
         """The time that threads ran, all of them together."""
-        return int(self._time_ns.reshape(-1, len(Category), len(ThreadState))[:, :, ThreadState.RUNNING].sum())
+        exact = self._time_ns.reshape(-1, _CATEGORIES, _STATES)[:, :, ThreadState.RUNNING]
+        return int(exact.sum() + self._sampled_ns[:, ThreadState.RUNNING].sum())
 
     def target_ns(self) -> int:
         """The processes' time: their wall time, or, if several threads ran at once, the time that threads ran."""
@@ -426,6 +449,9 @@ class Totals:
         self._transitions = grown(self._transitions, size)
         self._hits = grown(self._hits, size)
         self._overhead_ns = grown(self._overhead_ns, size)
+        self._sampled_ns = grown(self._sampled_ns, size)
+        self._sampled_overhead_ns = grown(self._sampled_overhead_ns, size)
+        self._samples = grown(self._samples, size)
         self._closed = grown(self._closed, size)
         self._steps = grown(self._steps, len(self._scopes))
 
@@ -435,10 +461,15 @@ class Totals:
         category = np.minimum(rows["category"], Category.OTHER).astype(np.int64)
         state = np.minimum(rows["state"], ThreadState.BLOCKED)
         cell = (row * _CATEGORIES + category) * _STATES + state
-        time_ns = np.bincount(cell, rows["duration_ns"], size * _CELLS)
+        duration_ns, cost_ns = rows["duration_ns"], rows["overhead_ns"]
+        sampled = rows["sampled"] != 0
+        if sampled.any():
+            self._add_sampled(row[sampled], state[sampled], rows[sampled])
+            duration_ns, cost_ns = np.where(sampled, 0, duration_ns), np.where(sampled, 0, cost_ns)
+        time_ns = np.bincount(cell, duration_ns, size * _CELLS)
         self._time_ns[:size] += time_ns.astype(np.int64).reshape(size, _CELLS)
         self._hits[:size] += np.bincount(row, rows["hits"], size).astype(np.int64)
-        overhead_ns = np.bincount(row * _CATEGORIES + category, rows["overhead_ns"], size * _CATEGORIES)
+        overhead_ns = np.bincount(row * _CATEGORIES + category, cost_ns, size * _CATEGORIES)
         self._overhead_ns[:size] += overhead_ns.astype(np.int64).reshape(size, _CATEGORIES)
         calls = np.flatnonzero((rows["opened"] == Opened.CALL) & (rows["origin"] != category))
         origin = np.minimum(rows["origin"][calls], Category.OTHER)
@@ -447,6 +478,13 @@ class Totals:
         self._calls.add(self._thread_pid[thread], thread, rows)
         self._open.add_intervals(thread, rows)
         self._gpu.add_time(self._thread_pid[thread], thread, row, rows)
+
+    def _add_sampled(self, row: Ints, state: NDArray[np.uint8], rows: NDArray[np.void]) -> None:
+        size = len(self._rows)
+        time_ns = np.bincount(row * _STATES + state, rows["duration_ns"], size * _STATES)
+        self._sampled_ns[:size] += time_ns.astype(np.int64).reshape(size, _STATES)
+        overhead_ns = np.bincount(row, rows["overhead_ns"], size)
+        self._sampled_overhead_ns[:size, 0] += overhead_ns.astype(np.int64)
 
     def _add_marks_of(self, pid: int, rows: NDArray[np.void], kind: NDArray[np.uint32]) -> None:
         process = self._process(pid)

@@ -11,6 +11,7 @@ from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
 from rlscope_ebpf.model.durations import Durations
 from rlscope_ebpf.model.figures import CallTotal, KernelTotal, OperationTotal
+from rlscope_ebpf.model.sampling import CONFIDENCE
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
 GPU_MODES = ("cupti", "simulated", "unavailable", "off")
@@ -46,6 +47,11 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     that was, the mean over `reported_ns`. `overhead` is `plausible` as long as it is no more than the time that the
     target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the profiler had
     for the user, each with its time; the `important` ones say that something is counted differently from then on.
+
+    `session.mode` is how time was told apart: trace, sample or auto. An operation's `sampled` is null if all of its
+    times are exact; otherwise it says of how much of its time (`time_ns`) samples told the category, how many there
+    were of each, and between which times each category's `raw` one lies with this `confidence`. Wall times, counts,
+    states and GPU times are exact in any case.
     """
     info, end = breakdown.info, breakdown.end
     return {
@@ -71,6 +77,8 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "gpu_records_received": breakdown.counters.gpu_records,
             "gpu_records_inherited": breakdown.counters.gpu_inherited,
             "gpu_loss_fraction": breakdown.gpu_loss_fraction,
+            "mode": info.capture.get("mode", "trace"),
+            "samples": breakdown.counters.samples,
         },
         "losses": breakdown.losses.as_dict(),
         "overhead": {
@@ -150,6 +158,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "gpu_activities": total.gpu_activities,
         "queued": _durations(total.queued),
         "transitions": dict(total.transitions),
+        "sampled": _sampled(total) if total.sampled.time_ns else None,
+    }
+
+
+def _sampled(total: OperationTotal) -> dict[str, Any]:
+    return {
+        "time_ns": total.sampled.time_ns,
+        "samples": dict(zip(CATEGORY_NAMES, total.sampled.samples, strict=True)),
+        "confidence": CONFIDENCE,
+        "cpu_ns": {name: list(bounds) for name, bounds in zip(CATEGORY_NAMES, total.bounds_ns, strict=True)},
     }
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
+from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
 from rlscope_ebpf.report import gpu_text
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
 
@@ -37,6 +38,7 @@ REFUSED = "—"
 
 _TRANSITION_FIGURES = 52  # columns of the transitions table beside the operation
 _SHARE_WIDTH = len("99.9 %")
+_ERROR_WIDTH = len("±0.9")
 _MAX_INDENT = 8  # levels: beyond, the tree would push the names out
 
 # Okabe and Ito's colours as far as 256-colour terminals have them, readable on dark and light backgrounds.
@@ -134,6 +136,9 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
     facts.add_row("events", f"{fmt.count(counters.received)} received, {_losses(breakdown)}")
     if counters.gpu_records:
         facts.add_row("GPU records", _gpu_records(breakdown))
+    if counters.samples:
+        looks = f"{fmt.count(counters.samples)} looks at running threads"
+        facts.add_row("samples", f"{looks}; figures with ± are made of them, all others are exact")
     measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
     share = f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's time ({measured})"
     if not overhead.plausible:
@@ -229,10 +234,11 @@ def _phase(process: Process, phase: Phase, width: int, share: Share) -> Iterator
 
 def _operations(phase: Phase, width: int, share: Share) -> Table:
     wide = width >= WIDE
+    sampled = any(operation.total.sampled.time_ns for operation in phase.operations)
     used = [
         category
         for category in Category
-        if wide or any(operation.total.category_ns[category] for operation in phase.operations)
+        if (wide and not sampled) or any(operation.total.category_ns[category] for operation in phase.operations)
     ]
     nested = wide and any(operation.inclusive_ns != operation.wall_ns for operation in phase.operations)
     table = new_table(gap=2 if wide else 1)
@@ -248,17 +254,25 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     if gpu:
         add_figures(table, "GPU")
 
-    def parts(category_ns: Sequence[int]) -> Iterator[str]:
-        """Time and share of every category, beside or below each other."""
+    def parts(category_ns: Sequence[int], rows: Sequence[Operation]) -> Iterator[str]:
+        """Time and share of every category, beside or below each other.
+
+        Where figures are sampled, what counts is the share: it stands there with how far it may be off.
+        """
         of_ns = sum(category_ns)
         for category in used:
             ns = category_ns[category]
             if not ns:
                 yield NOTHING
-            elif wide:
-                yield f"{fmt.duration(ns)} {share(ns / of_ns):>{_SHARE_WIDTH}}"
+                continue
+            part = share(ns / of_ns)
+            if sampled:
+                off_ns = spread_ns([row.total.sampled for row in rows], category)
+                part += f" {fmt.error(off_ns / of_ns) if off_ns and part != REFUSED else '':<{_ERROR_WIDTH}}"
+            if wide:
+                yield part if sampled else f"{fmt.duration(ns)} {part:>{_SHARE_WIDTH}}"
             else:
-                yield f"{fmt.duration(ns)}\n{share(ns / of_ns)}"
+                yield f"{fmt.duration(ns)}\n{part}"
 
     def on_cpu(state_ns: Sequence[int]) -> str:
         """The part of the time in which threads ran."""
@@ -280,7 +294,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
             name.append(f"\n{_below(guide)}on CPU {ran}", "dim")
             own = (f"{counted}\n{mean}", f"{wall}\n{part}")
         worked = (fmt.duration(operation.total.gpu_ns) if operation.total.gpu_ns else NOTHING,) if gpu else ()
-        table.add_row(name, *own, *parts(operation.total.category_ns), *worked)
+        table.add_row(name, *own, *parts(operation.total.category_ns, (operation,)), *worked)
 
     process_wall_ns = phase.operations[0].process_wall_ns
     wall, part = fmt.duration(phase.wall_ns), share(phase.wall_ns / process_wall_ns if process_wall_ns else 0)
@@ -290,7 +304,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     own = (*("" for _ in titles[len(own) :]), *own) if wide else ("", f"{wall}\n{part}")
     sums = [sum(column) for column in zip(*(each.total.category_ns for each in phase.operations), strict=True)]
     together = "all together" if wide else f"all together\non CPU {ran}"
-    table.add_row(together, *own, *parts(sums), style="bold")
+    table.add_row(together, *own, *parts(sums, phase.operations), style="bold")
     return table
 
 
@@ -380,6 +394,14 @@ def _notes(breakdown: Breakdown) -> Iterator[RenderableType]:
         yield Text(f"No operation is marked: all time is {UNTRACKED}. Mark some with rlscope_ebpf.markers.")
     if any(operation.total.open_now for operation in operations):
         yield Text("Operations that were open when the recording ended are counted.", "dim")
+    if any(operation.total.sampled.time_ns for operation in operations):
+        yield Text(
+            "±: by so many points the share may be off, which samples told instead of probes: with a confidence of "
+            f"{fmt.percent(CONFIDENCE)} it lies between. Wall times, counts and times on a CPU are exact.",
+            "dim",
+        )
+        if breakdown.info.capture.get("mode") == "sample":
+            yield Text("Samples count no calls: there are no transitions (--mode trace has them).", "dim")
     yield Text(_gpu_sentence(breakdown))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.events import EVENT_DTYPE, EventKind
 from rlscope_ebpf.model.tables import Batch, Losses, ProcessInfo
 from rlscope_ebpf.session.costs import ProbeCosts
@@ -68,7 +68,7 @@ class Matcher:
         self._operations = OperationStacks(self._registry)
         self._phases = PhaseTimeline()
         self._marks = MarkMaker(self._registry)
-        self._seeds: list[tuple[int, int, tuple[str, ...], int, int | None]] = []
+        self._seeds: list[tuple[int, int, tuple[str, ...], int, int | None, bool]] = []
         self._unmatched = 0
         self._healed = 0
         self._late = 0
@@ -110,15 +110,22 @@ class Matcher:
         self._registry.add_texts(texts)
 
     def seed_thread(
-        self, pid: int, tid: int, open_operations: Sequence[str], time_ns: int, category: int | None = None
+        self,
+        pid: int,
+        tid: int,
+        open_operations: Sequence[str],
+        time_ns: int,
+        category: int | None = None,
+        *,
+        asleep: bool = False,
     ) -> None:
         """Announce a thread found at attach, with its open operations, outermost first.
 
         A second call replaces the stack for the time not yet handed out, unless the thread has opened or closed an
-        operation since; then it is ignored. `category` is what the thread does now, if known. The next batch begins
-        with it: events of the thread in there that are older than `time_ns` make it begin with them.
+        operation since; then it is ignored. `category` is what the thread does now, if known; `asleep`: it waits. The
+        next batch begins with it: events of the thread in there that are older than `time_ns` make it begin with them.
         """
-        self._seeds.append((pid, tid, tuple(open_operations), time_ns, category))
+        self._seeds.append((pid, tid, tuple(open_operations), time_ns, category, asleep))
 
     def process(self, events: NDArray[np.void], now_ns: int) -> Batch:
         """Match one batch of EVENT_DTYPE records, in the order of the ring."""
@@ -143,7 +150,7 @@ class Matcher:
         first_ns = np.full(len(self._threads.slots), np.iinfo(np.int64).max)
         np.minimum.at(first_ns, event_slots, events["time_ns"].astype(np.int64))
         rows = self._threads.slots
-        for slot, (pid, tid, names, time_ns, category) in zip(slots, self._seeds, strict=True):
+        for slot, (pid, tid, names, time_ns, category, asleep) in zip(slots, self._seeds, strict=True):
             if not rows["alive"][slot]:
                 self._threads.start_thread(slot)
                 rows["handed_ns"][slot] = max(min(time_ns, int(first_ns[slot])), self._threads.start_ns)
@@ -153,6 +160,8 @@ class Matcher:
                 continue
             if category is not None and not rows["had_events"][slot]:
                 rows["category"][slot] = rows["origin"][slot] = category
+                if asleep:
+                    rows["state"][slot] = ThreadState.BLOCKED
             handed = rows["handed_ns"][slot : slot + 1]
             phase = int(self._phases.at(rows["process"][slot : slot + 1].astype(np.int64), handed)[0])
             rows["path"][slot] = self._operations.seed(slot, names, int(handed[0]), phase)

@@ -15,9 +15,11 @@ from rlscope_ebpf.errors import UsageError
 from rlscope_ebpf.model.categories import Category
 
 GpuMode = Literal["auto", "cupti", "off"]
+CaptureMode = Literal["auto", "trace", "sample"]
 AttachMethod = Literal["auto", "session", "multi", "perf"]
 
 GPU_MODES: tuple[GpuMode, ...] = get_args(GpuMode)
+CAPTURE_MODES: tuple[CaptureMode, ...] = get_args(CaptureMode)
 ATTACH_METHODS: tuple[AttachMethod, ...] = get_args(AttachMethod)
 
 LIBRARY_CATEGORIES: dict[str, Category] = {"backend": Category.BACKEND, "simulator": Category.SIMULATOR}
@@ -71,6 +73,7 @@ class CaptureOptions:
     tui: bool = True  # False: not even on a terminal
     libraries: tuple[LibraryPattern, ...] = ()
     markers: tuple[NativeMarker, ...] = ()
+    mode: CaptureMode = "auto"
     gpu: GpuMode = "auto"
     attach_method: AttachMethod = "auto"
     follow: bool = True  # also profile children
@@ -85,6 +88,7 @@ class CaptureOptions:
             "duration_s": self.duration_s,
             "libraries": [str(library) for library in self.libraries],
             "markers": [str(marker) for marker in self.markers],
+            "mode": self.mode,
             "gpu": self.gpu,
             "attach_method": self.attach_method,
             "follow": self.follow,

@@ -45,6 +45,7 @@ from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
 from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
+from rlscope_ebpf.session.sampling import Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 
@@ -114,6 +115,8 @@ class Profiler:
         self._final: ProbeCounters | None = None  # as the session ended
         self._governor = Governor(options.max_overhead / 100)
         self._rules = RuleWatch(options)
+        self._sampler = Sampler(options.libraries, follows_all=options.mode == "sample")
+        self._samples = options.mode == "sample"  # whether the clock is running, or is to run from the start
         self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
@@ -183,7 +186,7 @@ class Profiler:
         for target, planned in plans:
             self._engine.watch_loads(target.pid)
             self._attach_planned(target, planned)
-        if not self._telling and not self.patient:
+        if not self._telling and not self.patient and self.options.mode != "sample":
             raise UnsupportedError(
                 "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
@@ -197,6 +200,8 @@ class Profiler:
         for target, planned in plans:
             target.start_ns = start_ns
             self._let_through(target, planned)
+        if self._samples:
+            self._sample(start_ns, Category)
         self.info = self._session_info(start_ns)
 
     def run(self, stop: threading.Event) -> SessionEnd:
@@ -284,7 +289,7 @@ class Profiler:
                 avoid_returns=not process.allows_return_probes,
                 avoid_frame_returns=nests_deeply(process, method),
             )
-            for groups in (_FIRST, ALL_GROUPS - _FIRST)
+            for groups in ((_FIRST,) if self.options.mode == "sample" else (_FIRST, ALL_GROUPS - _FIRST))
         )
 
     def _guard_returns(self, target: Target, new: Sequence[MappedObject], loads: int) -> None:
@@ -363,8 +368,22 @@ class Profiler:
         loop = interpreter_loop(target.pid, [mapped for mapped in objects if mapped.path == image])
         if loop is None:
             return
+        self._sampler.find_interpreter(target.pid, str(image), loop)
         with suppress(OSError):  # then a thread that never releases the interpreter lock is `other`
             self._engine.follow_interpreter(target.pid, *loop)
+
+    def _sample(self, since_ns: int, categories: Iterable[Category]) -> None:
+        """Let the clock's samples tell, from a moment on, the time that probes take for these categories."""
+        try:
+            self._engine.sample(follow=self.options.mode == "sample")
+        except OSError as error:
+            raise UnsupportedError(
+                f"The clock for sampling cannot be had: {error.strerror}.", "Use --mode trace, which needs none."
+            ) from error
+        self._samples = True
+        for target in self.targets:
+            self._sampler.look(target.pid)
+        self._sampler.begin(since_ns, categories)
 
     def _expect_markers(self, target: Target) -> None:
         """Probe the marker library that comes with this profiler before a target has loaded it.
@@ -399,8 +418,9 @@ class Profiler:
         for tid in {target.pid, *(tid for tid, stack in stacks.items() if stack.depth)}:
             names = stacks[tid].names if tid in stacks else ()
             # Who sleeps does not run Python, whatever it waits for.
-            category = Category.OTHER if sleeps(target.pid, tid) else None
-            self._matcher.seed_thread(target.pid, tid, names, time_ns, category)
+            asleep = sleeps(target.pid, tid)
+            category = Category.OTHER if asleep else None
+            self._matcher.seed_thread(target.pid, tid, names, time_ns, category, asleep=asleep)
         return set(stacks)
 
     def _seed_again(self, target: Target, known: set[int]) -> None:
@@ -490,6 +510,8 @@ class Profiler:
             events = events[events["time_ns"] <= end_ns]
         self.costs.observe(events)
         self.costs.watch(self._read_counters())  # so that already these events are charged what such hits cost
+        if self._samples:  # after the events, so that every sample is there whose time is handed out
+            self._sampler.take(self._engine.read_samples())
         self._take_texts(self._engine.read_texts())
         for seed in self._opened.take(events):
             self._matcher.seed_thread(seed.pid, seed.tid, seed.names, seed.time_ns)
@@ -517,6 +539,10 @@ class Profiler:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
         counters = self._read_counters()
+        if self._samples:
+            self._sampler.place(batch, cost_of_sample_ns(counters))
+        else:
+            self._sampler.define(batch.definitions)
         batch.losses = self._losses(batch.losses, counters)
         batch.counters = self._work(counters)
         if self._gpu:
@@ -529,7 +555,8 @@ class Profiler:
     def _read_counters(self) -> ProbeCounters:
         counters = self._engine.counters()
         if self._final is not None:  # what is hit while the rings are being emptied is no longer of the session
-            counters = replace(counters, hits=self._final.hits, returns=self._final.returns)
+            final = self._final
+            counters = replace(counters, hits=final.hits, returns=final.returns, samples=final.samples)
         return counters
 
     def _losses(self, matched: Losses, counters: ProbeCounters) -> Losses:
@@ -539,6 +566,7 @@ class Profiler:
             not_followed=counters.not_followed,
             texts=counters.lost_texts,
             threads=counters.lost_threads,
+            samples=counters.lost_samples,
             healed=matched.healed + counters.healed,
         )
 
@@ -554,7 +582,8 @@ class Profiler:
                 "stepped/entry": int(hits[2]),
                 "return": int(counters.returns.sum()),
             },
-            estimated_overhead_ns=self.costs.spent_ns(counters),
+            estimated_overhead_ns=self.costs.spent_ns(counters) + spent_on_samples_ns(counters),
+            samples=counters.samples,
             probes_attached=self._attached,
             probes_armed=self._armed,
             probes_shed=self._shed,
@@ -580,6 +609,8 @@ class Profiler:
                     self._look_again(target)
             self._check_expected(target, new)
             self._follow_interpreter(target, new)
+            if new and self._samples:
+                self._sampler.look(target.pid)
             if self._gpu:
                 self._gpu.look(target, new)
             self._guard_returns(target, new, loads)
@@ -672,7 +703,7 @@ class Profiler:
         # its sinks are finished, before the first of them does.
         end_ns, self._final = self._at_one_moment()
         self._look_at_rules(complain=True)
-        if not self._telling:
+        if not self._telling and self.options.mode != "sample":
             self.notices.append(NOTHING_TO_PROBE)
         time.sleep(2 * SETTLE_NS / 1e9)
         everything = self._received + self._engine.pending_events()  # but for what comes from now on

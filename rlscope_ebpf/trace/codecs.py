@@ -35,7 +35,7 @@ FOLLOWING = {"intervals": ("start_ns", "duration_ns"), "gpu": ("start_ns", "dura
 Such a chunk stores `gap_ns[i] = start[i] - (start[i-1] + duration[i-1])` instead of the start.
 """
 
-GROUPED = {"intervals": "thread", "gpu": "stream"}
+GROUPED = {"intervals": "thread", "gpu": "stream", "samples": "thread"}
 """Tables whose chunks are grouped by a column: what is alike stands together, and rows follow one another."""
 
 STEPS = frozenset(("zstd", "shuffle", "zigzag", "delta"))

@@ -10,6 +10,7 @@ from typing import TypeVar
 from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import UNTRACKED, Category, ThreadState
+from rlscope_ebpf.model.sampling import Sampled, spread_ns
 
 
 class SortKey(Enum):
@@ -74,6 +75,7 @@ class OperationLine:
     gpu_activities: int = 0
     queued_ns: int = 0  # from launch to start, of the activities that `queued` counts
     queued: int = 0
+    sampled: tuple[Sampled, ...] = ()  # the parts of its time that samples told apart; none: all is exact
     resources_ns: tuple[int, ...] = ()  # in the order of RESOURCES; raw
     subtree_ns: int = 0  # wall time with nested operations, whatever the view: what "wall time" orders by
     matches: bool = True  # False: shown only because something inside it matches the filter
@@ -92,6 +94,10 @@ class OperationLine:
     def mean_ns(self) -> float:
         """Wall time per instance; 0 without instances."""
         return self.wall_ns / self.count if self.count else 0.0
+
+    def off_ns(self, category: Category) -> float:
+        """How far the time of a category may be off; 0: it is exact."""
+        return spread_ns(self.sampled, category) if self.sampled else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ def _sum_lines(path: tuple[str, ...], lines: Iterable[OperationLine], own: Opera
             gpu_activities=total.gpu_activities + line.gpu_activities,
             queued_ns=total.queued_ns + line.queued_ns,
             queued=total.queued + line.queued,
+            sampled=total.sampled + line.sampled,
             resources_ns=_add(total.resources_ns or (0,) * len(RESOURCES), line.resources_ns or (0,) * len(RESOURCES)),
         )
     return total
@@ -146,7 +153,8 @@ def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
         times = row.corrected_ns if corrected else row.category_ns
         line = OperationLine(
             row.path, "", row.count, row.open_now, tuple(times), tuple(row.state_ns), row.gpu_ns, row.gpu_activities,
-            row.queued_ns, row.queued, tuple(row.resources_ns.get(name, 0) for name in RESOURCES),
+            row.queued_ns, row.queued, (row.sampled,) if row.sampled.time_ns else (),
+            tuple(row.resources_ns.get(name, 0) for name in RESOURCES),
         )  # fmt: skip
         before = own.get(row.path)
         if before is not None:

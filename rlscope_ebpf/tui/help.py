@@ -35,6 +35,7 @@ _WORDS = {
     "CPU + GPU, GPU only": "parts of the time in which a GPU worked while threads ran, or slept",
     "(untracked)": "time outside any marked operation",
     "raw / corrected": "with / without the estimated cost of the probes (key c); the same while not calibrated",
+    "≈": "told by samples, not by probes; the line of the chosen operation says by how many points it may be off",
     "PER CALL, PER STEP": "transitions per instance of the operation, per reported step of the training loop",
 }
 
@@ -148,6 +149,7 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
             (counters.hits, "probe hit", ""),
             (counters.sent, "event", " sent by the probes"),
             (counters.received, "event", " received"),
+            *(((counters.samples, "sample", " of running threads"),) if counters.samples else ()),
             *(
                 (
                     (counters.gpu_records, "GPU record", " received"),

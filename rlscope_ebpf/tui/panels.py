@@ -63,12 +63,13 @@ class OperationsPanel(Table):
         """Show the figures, and below them what to do about an empty table."""
         present = [category for category in Category if table.total_category_ns[category]]
         gpu = any(line.gpu_ns for line in table.lines)
+        sampled = any(line.sampled for line in table.lines)  # a sign before each figure says so
         longest = max((len(line.guide) + len(line.name) for line in table.lines), default=0) + 2
         columns = [
             Column("name", "OPERATION", 16, right=False, grow=3, limit=max(16, longest)),
             Column("bar", "BREAKDOWN", 14, right=False, grow=4, comfortable=30),
             *(
-                Column(f"category-{category.name}", _CATEGORY_TITLES[category], 8, drop=OPTIONAL + 10)
+                Column(f"category-{category.name}", _CATEGORY_TITLES[category], 8 + sampled, drop=OPTIONAL + 10)
                 for category in present
             ),
             *([Column("gpu", "GPU", 8, drop=3)] if gpu else []),
@@ -117,7 +118,7 @@ class OperationsPanel(Table):
         }
         for category in present:
             ns = line.category_ns[category]
-            text = fmt.duration(ns) if view.times else fmt.percent(_share(ns, wall))
+            text = fmt.about(fmt.duration(ns) if view.times else fmt.percent(_share(ns, wall)), bool(line.sampled))
             cells[f"category-{category.name}"] = _figure(text, f"ink-{category.name}") if ns else [Span("-", "faint")]
         return cells
 

@@ -197,6 +197,7 @@ def details(line: OperationLine | None, width: int, *, lines: int = 2) -> list[L
                 [
                     Span(f"{fmt.CATEGORY_LABELS[category]} ", f"ink-{category.name}"),
                     Span(f"{fmt.duration(ns)} {fmt.percent(ns / wall)}", "text"),
+                    *([Span(f" {fmt.error(off_ns / wall)}", "dim")] if (off_ns := line.off_ns(category)) else []),
                 ]
             )
     total = sum(line.state_ns)

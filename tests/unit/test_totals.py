@@ -113,7 +113,7 @@ class Session:
                 self.truth.transitions[(*key, kind)] += 1
             self.rows.append((
                 thread["number"], self.paths[path], self.strings.get(phase, 0), thread["site"], thread["now"], duration,
-                thread["hits"], overhead, thread["category"], thread["origin"], thread["state"], thread["opened"],
+                thread["hits"], overhead, thread["category"], thread["origin"], thread["state"], thread["opened"], 0,
             ))  # fmt: skip
             thread["hits"] = 0
         thread["now"] += duration

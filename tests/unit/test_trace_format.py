@@ -127,8 +127,10 @@ def test_the_golden_trace_reads_as_it_did(version: str) -> None:
         **golden_trace.expected(version),
     }  # what a version did not know it had not
     intervals = expected["tables"]["intervals"]
-    intervals.setdefault("overhead_ns", [0] * len(intervals["thread"]))
-    expected["tables"].setdefault("gpu", {name: [] for name in TABLES["gpu"].names or ()})
+    for column in ("overhead_ns", "sampled"):
+        intervals.setdefault(column, [0] * len(intervals["thread"]))
+    for table in ("gpu", "samples"):
+        expected["tables"].setdefault(table, {name: [] for name in TABLES[table].names or ()})
     expected["losses"] = {**Losses().as_dict(), **expected["losses"]}
     expected["counters"] = {**dataclasses.asdict(Counters()), **expected["counters"]}
     assert golden_trace.decoded(reader) == expected

@@ -13,6 +13,7 @@ from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     INTERVAL_DTYPE,
     MARK_DTYPE,
+    SAMPLE_ROW_DTYPE,
     SPAN_DTYPE,
     TABLES,
     Batch,
@@ -88,6 +89,7 @@ def intervals(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void
     part["origin"] = random.integers(0, 5, rows)
     part["state"] = random.integers(0, 3, rows)
     part["opened"] = random.integers(0, 9, rows)
+    part["sampled"] = part["thread"] == 2
     return part
 
 
@@ -140,6 +142,20 @@ def gpu(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
     return part
 
 
+def sampled(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
+    """`rows` samples of two threads, grouped by thread."""
+    random = np.random.default_rng(seed)
+    part = np.zeros(rows, SAMPLE_ROW_DTYPE)
+    part["thread"] = np.sort(random.integers(1, 3, rows))
+    part["path"] = random.integers(0, 3, rows)
+    part["phase"] = random.choice([0, 3], rows)
+    part["category"] = random.integers(0, 5, rows)
+    for thread in (1, 2):
+        mine = part["thread"] == thread
+        part["time_ns"][mine] = start_ns + 997_000 * np.arange(np.count_nonzero(mine))
+    return part
+
+
 def batches(count: int = 3, rows: int = 40) -> list[Batch]:
     """`count` batches with a notice each, one a second; process 101 ends in the last."""
     found = []
@@ -153,6 +169,7 @@ def batches(count: int = 3, rows: int = 40) -> list[Batch]:
                 "spans": spans(index, rows // 4, start),
                 "marks": marks(index, rows // 8, start),
                 "gpu": gpu(index, rows // 2, start),
+                "samples": sampled(index, rows // 2, start),
             },
             losses=Losses(events=index, late=2 * index, gpu_records=3 * index, gpu_unmatched=index),
             counters=Counters(
