@@ -34,7 +34,7 @@ from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, GpuSource, Losses, ProbeInfo
+from rlscope_ebpf.model.tables import Batch, Counters, Definition, GpuSource, ImportantNotice, Losses, ProbeInfo
 from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.governor import Governor
@@ -45,7 +45,7 @@ from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
 from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
-from rlscope_ebpf.session.sampling import Sampler, cost_of_sample_ns, spent_on_samples_ns
+from rlscope_ebpf.session.sampling import SAMPLED_FOR, Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 
@@ -385,6 +385,20 @@ class Profiler:
             self._sampler.look(target.pid)
         self._sampler.begin(since_ns, categories)
 
+    def _fill_in(self, group: Group, since_ns: int) -> None:
+        """Let samples tell what probes of a group would have told, had they not been taken off."""
+        categories = SAMPLED_FOR.get(group)
+        if self.options.mode != "auto" or not categories:
+            return
+        try:
+            self._sample(since_ns, categories)
+        except UnsupportedError as error:
+            self.notices.append(f"{error.problem} Nothing stands in for the probes that were taken off.")
+            return
+        self.notices.append(
+            ImportantNotice("Samples of the clock stand in for them from now on: figures that they tell are marked.")
+        )
+
     def _expect_markers(self, target: Target) -> None:
         """Probe the marker library that comes with this profiler before a target has loaded it.
 
@@ -685,6 +699,8 @@ class Profiler:
             self._armed -= armed
         if notice:
             self.notices.append(notice)
+        if group is not None:
+            self._fill_in(group, now_ns)
 
     def _at_one_moment(self) -> tuple[int, ProbeCounters]:
         """A time and the counters then. Reading them takes a tenth of a millisecond, or more if others are at work."""

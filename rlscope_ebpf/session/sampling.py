@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.code_map import CallSites, Code, CodeMap, enter_from_outside, read_code_map, tell
+from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.plan import LibraryRule
 from rlscope_ebpf.model.categories import Category, ThreadState
@@ -16,6 +17,12 @@ from rlscope_ebpf.model.tables import SAMPLE_ROW_DTYPE, Batch, Definition, Threa
 
 _PLACED = np.dtype([("time_ns", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("kind", "<u4"), ("category", "u1")])
 Ints = NDArray[np.int64]
+
+SAMPLED_FOR: dict[Group, tuple[Category, ...]] = {
+    Group.BOUNDARY: (Category.PYTHON, Category.OTHER),  # calls that are not probed count as their caller's
+    Group.REENTRY: (Category.SIMULATOR, Category.BACKEND),  # and callbacks as part of the call
+}
+"""Where probes of a group are taken off: the categories in whose time there may now be something else."""
 
 INTERRUPT_NS = 1_000
 """What an interrupt of the clock takes around the program that looks; a rounded figure of one virtual machine."""
