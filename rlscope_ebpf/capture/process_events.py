@@ -1,0 +1,327 @@
+"""Processes that begin, execute another program and end, among the descendants of some processes.
+
+The kernel's process connector tells it (netlink, through pyroute2), within a millisecond. It needs CAP_NET_ADMIN and the
+host's network and pid namespaces; where it is not to be had, /proc is looked at again and again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+POLL_S = 0.02
+"""Between two looks at /proc where the connector is missing."""
+
+_ACK_S = 1.0
+_CLOSE_S = 0.2
+_RECEIVE_BYTES = 8 << 20  # tens of thousands of messages: a compiler farm may start that many while we are busy
+_WHAT = struct.Struct("=I")
+_WHAT_AT = 36  # behind nlmsghdr and cn_msg
+
+
+class Happened(Enum):
+    """What a process event tells."""
+
+    FORK = "fork"
+    EXEC = "exec"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEvent:
+    """One event of a process of the family."""
+
+    what: Happened
+    pid: int
+    time_ns: int  # CLOCK_MONOTONIC
+    parent: int | None = None  # FORK: who forked
+    status: int | None = None  # EXIT: exit status, negative: the signal that ended it; None: not known
+
+
+class ProcessEvents:
+    """Listens in a thread of its own. All methods may be called from any thread.
+
+    The family: processes that were added, and their descendants as they come.
+    """
+
+    def __init__(self, *, connector: bool = True) -> None:
+        """`connector` False looks at /proc even where the connector is to be had."""
+        self.problem = ""
+        """Why the connector is not used: empty if it is."""
+        self.overruns = 0
+        """How often the kernel had to drop messages; what they told is then found in /proc."""
+        self._changed = threading.Condition()
+        self._family: set[int] = set()
+        self._events: deque[ProcessEvent] = deque()
+        self._stop, self._stopper = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._closed = False
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._listen, args=(ready, connector), name="process-events", daemon=True
+        )
+        self._thread.start()
+        ready.wait()  # from here on nothing is missed
+
+    @property
+    def polls(self) -> bool:
+        """Whether /proc is looked at, which sees no process that lives for less than `POLL_S`."""
+        return bool(self.problem)
+
+    def add(self, pids: Iterable[int]) -> None:
+        """Let these processes belong to the family."""
+        with self._changed:
+            self._family.update(pids)
+
+    def forget(self, pid: int) -> None:
+        """Let a process belong to it no more."""
+        with self._changed:
+            self._family.discard(pid)
+
+    def take(self) -> list[ProcessEvent]:
+        """The events since the last call, in order."""
+        with self._changed:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for an event; whether there is one."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._events), seconds)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._closed:
+            return
+        self._closed = True
+        os.write(self._stopper, b"x")
+        self._thread.join()
+        os.close(self._stop)
+        os.close(self._stopper)
+
+    # The thread
+
+    def _listen(self, ready: threading.Event, connector: bool) -> None:
+        try:
+            link = _Connector() if connector else None
+            self.problem = "" if link else "it is not wanted"
+        except Exception as error:  # pyroute2 has errors of its own, and a missing kernel option is only seen here
+            link = None
+            self.problem = str(error) or type(error).__name__
+        ready.set()
+        try:
+            if link is None:
+                self._poll()
+            else:
+                self._receive(link)
+        finally:
+            if link is not None:
+                link.close()
+
+    def _receive(self, link: _Connector) -> None:
+        while not self._closed:
+            readable, _, _ = select.select([link.fd, self._stop], [], [])
+            if self._stop in readable:
+                return
+            try:
+                events = link.read()
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self.overruns += 1
+                self._tell(self._scan(time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
+                continue
+            self._tell(events)
+
+    def _tell(self, events: Iterable[ProcessEvent]) -> None:
+        with self._changed:
+            for event in events:
+                if event.what == Happened.FORK:
+                    if event.parent not in self._family or event.pid in self._family:
+                        continue
+                    self._family.add(event.pid)
+                elif event.pid not in self._family:
+                    continue
+                elif event.what == Happened.EXIT:
+                    self._family.discard(event.pid)
+                self._events.append(event)
+            if self._events:
+                self._changed.notify_all()
+
+    def _poll(self) -> None:
+        programs: dict[int, tuple[int, ...]] = {}
+        while not select.select([self._stop], [], [], POLL_S)[0]:
+            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            events = self._scan(now)
+            with self._changed:
+                family = set(self._family) | {event.pid for event in events if event.what == Happened.FORK}
+            for pid in family:
+                program = _program(pid)
+                if program is not None and programs.get(pid, program) != program:
+                    events.append(ProcessEvent(Happened.EXEC, pid, now))
+                if program is not None:
+                    programs[pid] = program
+            for pid in programs.keys() - family:
+                del programs[pid]
+            self._tell(events)
+
+    def _scan(self, now_ns: int) -> list[ProcessEvent]:
+        """What /proc shows: descendants that are new, and members of the family that are gone."""
+        parents = read_parents()
+        with self._changed:
+            family = set(self._family)
+        new = descendants_among(parents, family) - family
+        forks = [ProcessEvent(Happened.FORK, pid, max(0, _began_ns(pid) or now_ns), parents[pid]) for pid in new]
+        forks.sort(key=lambda event: event.time_ns)
+        known = family | new  # parents before their children
+        ordered: list[ProcessEvent] = []
+        while forks:
+            told = {event.pid for event in ordered}
+            ripe = [event for event in forks if event.parent in family or event.parent in told]
+            ordered += ripe or forks
+            forks = [event for event in forks if event not in ripe] if ripe else []
+        gone = [ProcessEvent(Happened.EXIT, pid, now_ns) for pid in known if pid not in parents]
+        return ordered + gone
+
+
+class _Connector:
+    """The socket of the process connector. Raises OSError or an error of pyroute2 if it cannot be had."""
+
+    def __init__(self) -> None:
+        from pyroute2 import ProcEventSocket
+        from pyroute2.netlink import NLMSG_DONE
+        from pyroute2.netlink.connector import cn_proc
+
+        self._cn_proc: Any = cn_proc
+        self._marshal: Any = cn_proc.ProcEventMarshal()
+        self._socket: Any = ProcEventSocket()
+        self._raw: socket.socket | None = None
+        try:
+            self._socket.bind()
+            # Read directly: pyroute2 decodes all messages, of threads and of everybody's processes, which takes a tenth
+            # of a millisecond each.
+            self._raw = socket.socket(fileno=os.dup(self._socket.fileno()))
+            self._raw.setblocking(False)
+            with suppress(OSError):
+                self._raw.setsockopt(socket.SOL_SOCKET, 33, _RECEIVE_BYTES)  # SO_RCVBUFFORCE
+            message = cn_proc.proc_event_control()
+            message["action"] = cn_proc.PROC_CN_MCAST_LISTEN
+            message["idx"], message["val"], message["len"] = cn_proc.CN_IDX_PROC, cn_proc.CN_VAL_PROC, 4
+            self._socket.put(message, NLMSG_DONE, msg_flags=0, msg_seq=0)
+            if not select.select([self._raw], [], [], _ACK_S)[0]:
+                raise OSError(errno.ETIMEDOUT, "the kernel does not answer in this pid namespace")
+        except BaseException:
+            self.close()
+            raise
+        self.fd = self._raw.fileno()
+
+    def read(self) -> list[ProcessEvent]:
+        """What is waiting."""
+        assert self._raw is not None
+        cn_proc = self._cn_proc
+        wanted = (cn_proc.PROC_EVENT_FORK, cn_proc.PROC_EVENT_EXEC, cn_proc.PROC_EVENT_EXIT)
+        events: list[ProcessEvent] = []
+        for _ in range(1024):
+            try:
+                data = self._raw.recv(4096)
+            except BlockingIOError:
+                break
+            if len(data) < _WHAT_AT + _WHAT.size or _WHAT.unpack_from(data, _WHAT_AT)[0] not in wanted:
+                continue
+            for message in self._marshal.parse(data):
+                event = _event_of(message)
+                if event is not None:
+                    events.append(event)
+        return events
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        if self._raw is not None:
+            self._raw.close()
+        self._socket.close()
+
+
+def _event_of(message: Any) -> ProcessEvent | None:
+    """Of a process; None for an event of a thread."""
+    what, now = message["event"], int(message["timestamp_ns"])
+    if what == "PROC_EVENT_FORK":
+        if message["child_pid"] != message["child_tgid"]:
+            return None
+        return ProcessEvent(Happened.FORK, message["child_tgid"], now, parent=message["parent_tgid"])
+    if message["process_pid"] != message["process_tgid"] and what == "PROC_EVENT_EXIT":
+        return None
+    if what == "PROC_EVENT_EXEC":
+        return ProcessEvent(Happened.EXEC, message["process_tgid"], now)
+    status = os.waitstatus_to_exitcode(message["exit_code"] & 0xFFFF & ~0x80)
+    return ProcessEvent(Happened.EXIT, message["process_tgid"], now, status=status)
+
+
+# What /proc shows
+
+
+def read_parents() -> dict[int, int]:
+    """Every process, and its parent. Zombies have ended."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        fields = _stat(int(entry))
+        if fields is not None and fields[0] not in (b"Z", b"X"):
+            parents[int(entry)] = int(fields[1])
+    return parents
+
+
+def descendants_among(parents: dict[int, int], roots: Iterable[int]) -> set[int]:
+    """All processes that descend from the roots, without these."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    left = list(roots)
+    while left:
+        for child in children.get(left.pop(), ()):
+            if child not in found:
+                found.add(child)
+                left.append(child)
+    return found - set(roots)
+
+
+def descendants(roots: Iterable[int]) -> list[int]:
+    """Processes that descend from these now, without these; parents before their children where ids tell."""
+    return sorted(descendants_among(read_parents(), set(roots)))
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """State and the fields behind it of /proc/PID/stat; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _began_ns(pid: int) -> int | None:
+    """When a process was started, to a hundredth of a second, on CLOCK_MONOTONIC if the host has never slept."""
+    fields = _stat(pid)
+    return int(fields[19]) * (1_000_000_000 // os.sysconf("SC_CLK_TCK")) if fields else None
+
+
+def _program(pid: int) -> tuple[int, ...] | None:
+    """What is another after each execve: the executable, and where the stack begins."""
+    fields = _stat(pid)
+    try:
+        status = os.stat(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, int(fields[25])) if fields else None
