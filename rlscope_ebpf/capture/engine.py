@@ -61,6 +61,9 @@ class Engine:
         self._watched: set[int] = set()
         # By process, file, group and offset: functions that end in the same code share its exits.
         self._exits: set[tuple[int, str, Group, int]] = set()
+        # What the kernel took, by process: offsets and cookies by file, group, `returns`.
+        self._placed: dict[int, dict[tuple[str, Group, bool], list[tuple[int, int]]]] = defaultdict(dict)
+        self._records: dict[int, set[int]] = defaultdict(set)  # by process: threads with a marker record
         self._tracepoints: Link | None = None
         self._ticks: Link | None = None
         self._samples: Link | None = None
@@ -119,11 +122,15 @@ class Engine:
     def remove_target(self, pid: int) -> None:
         """Detach from a process."""
         self._programs.remove_target(pid)
+        self._programs.forget_process(pid, self._records.pop(pid, ()))
         self._pids.discard(pid)
+        self._watched.discard(pid)
+        self._placed.pop(pid, None)
         self._close([key for key in self._links if key[0] == pid])
 
-    def add_marker_record(self, tid: int, address: int) -> None:
+    def add_marker_record(self, pid: int, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""
+        self._records[pid].add(tid)
         self._programs.add_marker_record(tid, address)
 
     def attach(self, pid: int, sites: Sequence[ProbeSite]) -> list[ProbeInfo]:
@@ -158,8 +165,30 @@ class Engine:
             )
         for (path, group, returns), entries in jobs.items():
             accepted.update(self._attach(pid, path, group, returns, entries))
+            taken = [(offset, cookie) for offset, cookie, index in entries if index in accepted]
+            self._placed[pid].setdefault((path, group, returns), []).extend(taken)
         armed = armed_sites(pid, sites)
         return [replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)]
+
+    def attach_alike(self, pid: int, parent: int) -> int:
+        """Probe in a process what is probed in the one it was forked from, as the same probes; how many.
+
+        It has the same files mapped, at the same addresses.
+        """
+        count = 0
+        before, own = f"/proc/{parent}/", f"/proc/{pid}/"
+        for (path, group, returns), places in list(self._placed.get(parent, {}).items()):
+            here = own + path.removeprefix(before) if path.startswith(before) else path
+            entries = [(offset, cookie, index) for index, (offset, cookie) in enumerate(places)]
+            accepted = self._attach(pid, here, group, returns, entries) if entries else set()
+            self._placed[pid][here, group, returns] = [places[index] for index in sorted(accepted)]
+            count += len(accepted)
+        self._exits |= {
+            (pid, own + path.removeprefix(before) if path.startswith(before) else path, group, offset)
+            for owner, path, group, offset in self._exits
+            if owner == parent
+        }
+        return count
 
     def _attach(
         self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]
@@ -271,6 +300,10 @@ class Engine:
     def _close(self, keys: Sequence[tuple[int, Group, bool]]) -> None:
         """Close links in the background: the kernel's waits then overlap, and nobody else waits."""
         gone = {(pid, group) for pid, group, returns in keys if not returns}
+        for owner, group, returns in keys:
+            placed = self._placed.get(owner, {})
+            for key in [key for key in placed if key[1:] == (group, returns)]:
+                del placed[key]
         self._exits = {end for end in self._exits if (end[0], end[2]) not in gone}
         self._closer.add(link for key in keys for link in self._links.pop(key))
 

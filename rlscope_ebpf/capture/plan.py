@@ -143,6 +143,25 @@ class Planner:
         if older._avoid_returns:
             self.avoid_returns()
 
+    def forked(self, pid: int) -> Planner:
+        """A planner for a process that this one's process has forked, which has the same files and probes."""
+        child = Planner(
+            pid,
+            self._rules,
+            markers=self._markers,
+            groups=self._groups,
+            catalogue=self._catalogue,
+            avoid_returns=self._no_returns,
+            avoid_frame_returns=self._avoid_frame_returns,
+        )
+        child._avoid_returns = self._avoid_returns
+        child._throws = self._throws
+        child._objects = {key: KnownObject(pid, known.mapped) for key, known in self._objects.items()}
+        child._done = dict(self._done)
+        child._finished, child._found, child._noted = set(self._finished), set(self._found), set(self._noted)
+        child._retries = dict(self._retries)
+        return child
+
     def unmatched(self) -> list[LibraryRule | MarkerRule]:
         """Rules of the user that match no object known so far, of whatever groups this planner is."""
         rules: tuple[LibraryRule | MarkerRule, ...] = (*self._rules, *self._markers)

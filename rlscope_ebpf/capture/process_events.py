@@ -1,7 +1,7 @@
 """Processes that begin, execute another program and end, among the descendants of some processes.
 
-The kernel's process connector tells it (netlink, through pyroute2), within a millisecond. It needs CAP_NET_ADMIN and the
-host's network and pid namespaces; where it is not to be had, /proc is looked at again and again.
+The kernel's process connector tells it (netlink, through pyroute2), within a millisecond. It needs CAP_NET_ADMIN and
+the host's network and pid namespaces; where it is not to be had, /proc is looked at again and again.
 """
 
 from __future__ import annotations

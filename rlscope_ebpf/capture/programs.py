@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from rlscope_ebpf.capture.bpf import BpfMap
@@ -42,6 +44,13 @@ class Programs:
     def remove_target(self, pid: int) -> None:
         """Let no more hits of a process through on threads that have made none yet."""
         self._targets.delete(_u32(pid))
+
+    def forget_process(self, pid: int, tids: Iterable[int]) -> None:
+        """Forget all that is known of a process that has ended, and the marker records of its threads."""
+        for kept in (self._loads, self._looks, self._interpreters):
+            kept.delete(_u32(pid))
+        for tid in tids:
+            self._records.delete(_u32(tid))
 
     def set_interpreter(self, pid: int, start: int, end: int) -> None:
         """Where the interpreter's loop lies in a process."""

@@ -14,8 +14,7 @@ from rlscope_ebpf.session.options import parse_pids
 @click.command("attach")
 @click.option("--pid", "pids", type=int, multiple=True, metavar="N", help="Process to attach to. Repeatable.")
 @capture_options
-@click.pass_context
-def command(context: click.Context, /, pids: tuple[int, ...], **given: Any) -> int:
+def command(pids: tuple[int, ...], **given: Any) -> int:
     """Attach to running processes and show where their time goes.
 
     On a terminal the live UI is shown; otherwise progress goes to stderr. Ctrl-C (or q) detaches, finishes the trace
@@ -30,9 +29,9 @@ def command(context: click.Context, /, pids: tuple[int, ...], **given: Any) -> i
         inspect(pid)  # a wrong pid is the first thing to complain about
     announce(f"process {', '.join(map(str, options.pids))}")
     with Preparation(options.attach_method) as preparation:
-        from rlscope_ebpf.cli.recording import follow_notices, record
+        from rlscope_ebpf.cli.recording import record
 
-        recording = record(options, preparation=preparation, notices=follow_notices(context))
+        recording = record(options, preparation=preparation)
     if recording.failure is not None:
         raise recording.failure
     return 0

@@ -79,7 +79,7 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--follow/--no-follow",
         default=True,
-        help="Whether to profile children as well. This version follows none: `attach` to them by --pid.",
+        help="Whether to profile children as well, those that are there and those that come.",
     ),
     click.option(
         "--max-overhead",

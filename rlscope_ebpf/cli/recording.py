@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import click
 
 from rlscope_ebpf.cli.progress import Progress
 from rlscope_ebpf.errors import ProfilerError
@@ -44,8 +43,6 @@ INTERRUPT_GRACE_S = 3.0
 
 DETACH_PATIENCE_S = 1.0
 """Probes that need longer to go are talked about."""
-
-FOLLOW_NOTICE = "Children of the target are not followed by this version: name each of them with --pid."
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +358,3 @@ def _print_summary(recording: Recording) -> None:
     if recording.trace is not None:
         name = str(recording.trace)
         sys.stderr.write(f"The trace is {name}; `rlscope-ebpf report {shlex.quote(name)}` reads it.\n")
-
-
-def follow_notices(context: click.Context) -> tuple[str, ...]:
-    """What to say to somebody who asked for children to be followed: --follow was typed, not just the default."""
-    explicit = context.get_parameter_source("follow") == click.core.ParameterSource.COMMANDLINE
-    return (FOLLOW_NOTICE,) if explicit and context.params["follow"] else ()

@@ -28,8 +28,7 @@ REAP_S = 1.0
 @click.command("run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @capture_options
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD ...")
-@click.pass_context
-def command(context: click.Context, /, words: tuple[str, ...], **given: Any) -> int:
+def command(words: tuple[str, ...], **given: Any) -> int:
     """Start a command under the profiler from its first instruction.
 
     Write `--` before the command. Its exit status becomes that of the profiler (128 + N if signal N ended it). Started
@@ -38,9 +37,7 @@ def command(context: click.Context, /, words: tuple[str, ...], **given: Any) -> 
     """
     options = read_capture_options(**given)
 
-    from rlscope_ebpf.cli.recording import follow_notices
-
-    return run_command(words, options, notices=follow_notices(context))
+    return run_command(words, options)
 
 
 def run_command(words: Sequence[str], options: CaptureOptions, *, notices: Sequence[str] = ()) -> int:

@@ -13,8 +13,7 @@ QUIET_NS = 2_000_000_000
 
 
 NOTHING_TO_PROBE = ImportantNotice(
-    "No probe could be set: the command had no interpreter, no markers and no known library of its own. What it starts "
-    "in other processes is not followed by this version."
+    "No probe could be set: the command had no interpreter, no markers and no known library of its own."
 )
 
 

@@ -34,9 +34,19 @@ from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
-from rlscope_ebpf.model.tables import Batch, Counters, Definition, GpuSource, ImportantNotice, Losses, ProbeInfo
+from rlscope_ebpf.model.tables import (
+    Batch,
+    Counters,
+    Definition,
+    GpuSource,
+    ImportantNotice,
+    Losses,
+    ProbeInfo,
+    ProcessInfo,
+)
 from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.costs import ProbeCosts
+from rlscope_ebpf.session.following import Following
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
@@ -64,6 +74,12 @@ LOADING_TURN_S = 0.05
 LOADING_S = 1.0
 
 GOVERNOR_TURN_S = 0.5
+
+LINGER_NS = 1_000_000_000
+"""Within so long of the end of its main thread, a process has ended with it."""
+
+FORGET_NS = 1_000_000_000
+"""A followed process that has ended is remembered for so long: what it sent may still be in the ring."""
 
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
@@ -123,6 +139,8 @@ class Profiler:
         """How the GPU helper gets into a command that was launched; None: the targets were running already."""
         self._gpu: GpuWatch | None = None
         self._gpu_preparation: GpuPreparation | None = None
+        self._following: Following | None = None
+        self._ended_cpu_ns = self._last_end_ns = 0  # of followed processes that have ended and been forgotten
 
     def __enter__(self) -> Profiler:
         return self
@@ -172,6 +190,9 @@ class Profiler:
 
     def _attach_all(self) -> None:
         processes = [inspect(pid) for pid in self.options.pids]
+        if self.options.follow:  # before anything is looked at, so that no child is missed
+            self._following = Following(self, self.notices)
+            self._following.begin(self.options.pids)
         gpu = self._gpu_preparation = GpuPreparation(choose_attach_method(self.options.attach_method))
         if expects_gpu(self.options.gpu, self.launched_gpu):
             gpu.begin()
@@ -202,6 +223,8 @@ class Profiler:
             self._let_through(target, planned)
         if self._samples:
             self._sample(start_ns, Category)
+        if self._following:
+            self._following.adopt(self.options.pids)
         self.info = self._session_info(start_ns)
 
     def run(self, stop: threading.Event) -> SessionEnd:
@@ -221,12 +244,14 @@ class Profiler:
             if deadline and now >= deadline:
                 reason = "duration"
                 break
+            if self._following:
+                self._following.turn()
             if now >= next_maps or self._has_loaded():
                 self._look_at_targets(now)
                 self._look_at_rules(now - self._loaded_ns >= QUIET_NS)
                 loading = now - self._loaded_ns < LOADING_S * 1e9
                 next_maps = now + int((LOADING_TURN_S if loading else MAPS_TURN_S) * 1e9)
-                if all(target.end_ns is not None for target in self._targets.values()):
+                if self._have_all_ended():
                     reason = "exited"
                     break
             if now >= next_governor:
@@ -234,7 +259,11 @@ class Profiler:
                 self._govern(now)
             self._turn(now - SETTLE_NS)
             if self._engine.pending_events() < BUSY_EVENTS:
-                stop.wait(min(TURN_S, max(0, next_maps - monotonic_ns()) / 1e9))
+                pause = min(TURN_S, max(0, next_maps - monotonic_ns()) / 1e9)
+                if self._following:
+                    self._following.wait(pause)
+                else:
+                    stop.wait(pause)
         end_ns = self._drain(reason)
         end = SessionEnd(ended_at=_rfc3339(), end_ns=end_ns, reason=reason)
         for sink in self.sinks:
@@ -259,6 +288,8 @@ class Profiler:
             self._gpu.close()
         if self._gpu_preparation:
             self._gpu_preparation.close()
+        if self._following:
+            self._following.close()
         if self._loaded:
             self._loaded.close()
             self._loaded = None
@@ -266,6 +297,87 @@ class Profiler:
             if target.pidfd >= 0:
                 os.close(target.pidfd)
                 target.pidfd = -1
+
+    # Processes that come and go
+
+    def begin_process(self, pid: int, parent: int, *, executed: bool) -> int | None:
+        """Profile one more process; since when. None if it has ended or cannot be profiled."""
+        if pid in self._targets:
+            return None
+        try:
+            process = inspect(pid)
+            target = Target(process, MapsWatcher(pid), open_pidfd(process), parent=parent)
+        except ProfilerError:
+            return None
+        origin = self._targets.get(parent)
+        alike = origin is not None and not executed and origin.image == target.image
+        plans: list[Plan] = []
+        self._engine.watch_loads(pid)
+        try:
+            if origin is not None and alike:
+                self._engine.attach_alike(pid, parent)
+                target.planners = tuple(planner.forked(pid) for planner in origin.planners)
+                target.watcher.objects.update(origin.watcher.objects)
+                target.follows_gil = origin.follows_gil
+            else:
+                target.unplanned = target.watcher.poll() or []
+                target.planners = self._planners_of(process, self._engine.method)
+                plans = target.plan(target.unplanned)
+        except ProfilerError:  # it ends at this moment
+            os.close(target.pidfd)
+            self._engine.remove_target(pid)
+            return None
+        self._targets[pid] = target
+        for each in self.targets if self._engine.method == "session" and not self._avoids_returns else ():
+            reason = why_switching(each, each.unplanned, alone=False)
+            if reason:
+                self._avoid_returns(reason)
+                break
+        if not alike:
+            self._attach_planned(target, plans)
+        self._loaded_ns = target.start_ns = monotonic_ns()
+        self._let_through(target, plans)
+        if self._samples:
+            self._sampler.look(pid)
+        return target.start_ns
+
+    def note_process(self, info: ProcessInfo) -> None:
+        """Let the sinks know of a process of which nothing was seen."""
+        if info.pid not in self._targets:
+            self._matcher.add_process(info)
+
+    def process_executed(self, pid: int) -> None:
+        """A process runs another program."""
+        target = self._targets.get(pid)
+        if target is not None and target.end_ns is None and target.has_executed():
+            self._renew(target)
+
+    def process_ended(self, pid: int, time_ns: int, status: int | None) -> None:
+        """The main thread of a process has ended."""
+        target = self._targets.get(pid)
+        if target is None:
+            return
+        target.exit_ns, target.exit_status = time_ns, status
+        if target.end_ns is not None:
+            self._matcher.update_process(target.info())
+
+    def _have_all_ended(self) -> bool:
+        if self._following and self._following.waits and not self.patient:
+            return False
+        wanted = self.options.pids if self.patient else self._targets
+        return all(self._targets[pid].end_ns is not None for pid in wanted)
+
+    def _forget_ended(self, now_ns: int) -> None:
+        """Let go of followed processes that have ended a while ago, so that their number costs nothing."""
+        for target in self.targets:
+            if target.end_ns is None or target.pid in self.options.pids or now_ns - target.end_ns < FORGET_NS:
+                continue
+            del self._targets[target.pid]
+            self._engine.remove_target(target.pid)
+            os.close(target.pidfd)
+            target.pidfd = -1
+            self._ended_cpu_ns += target.cpu_ns
+            self._last_end_ns = max(self._last_end_ns, target.end_ns)
 
     # Attaching
 
@@ -353,7 +465,7 @@ class Profiler:
         target.unplanned = target.watcher.poll() or []
         self._guard_returns(target, target.unplanned, loads)
         known = self._seed(target, target.start_ns)
-        follows_gil = Group.GIL in _groups(plans)
+        follows_gil = target.follows_gil = target.follows_gil or Group.GIL in _groups(plans)
         self._engine.add_target(
             target.pid, is_python=process.is_python, assume_held=process.is_python and not follows_gil
         )
@@ -428,7 +540,7 @@ class Profiler:
             self._early.append(self._matcher.process(events, time_ns))
         stacks = {stack.tid: stack for stack in read_thread_stacks(target.pid, objects)}
         for stack in stacks.values():
-            self._engine.add_marker_record(stack.tid, stack.record_address)
+            self._engine.add_marker_record(target.pid, stack.tid, stack.record_address)
         for tid in {target.pid, *(tid for tid, stack in stacks.items() if stack.depth)}:
             names = stacks[tid].names if tid in stacks else ()
             # Who sleeps does not run Python, whatever it waits for.
@@ -442,7 +554,7 @@ class Profiler:
         stacks = read_thread_stacks(target.pid, target.watcher.objects.values())
         new = [stack for stack in stacks if stack.tid not in known]
         for stack in new:
-            self._engine.add_marker_record(stack.tid, stack.record_address)
+            self._engine.add_marker_record(target.pid, stack.tid, stack.record_address)
         now = monotonic_ns()
         self._opened.watch(known, [Seed(target.pid, each.tid, each.names, now) for each in new if each.depth], now)
 
@@ -605,7 +717,7 @@ class Profiler:
 
     def _look_at_targets(self, now_ns: int) -> None:
         """Find ended targets and newly loaded libraries."""
-        for target in self._targets.values():
+        for target in self.targets:
             if target.end_ns is not None:
                 continue
             ended = _has_ended(target)
@@ -614,7 +726,9 @@ class Profiler:
             loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
             new = None if ended else target.watcher.poll()
             if new is None:
-                target.end_ns = now_ns
+                # What the kernel told is the end, unless threads have gone on without the main thread.
+                told = target.exit_ns
+                target.end_ns = told if told is not None and now_ns - told < LINGER_NS else now_ns
                 self._matcher.update_process(target.info())
                 continue
             if new:
@@ -638,6 +752,7 @@ class Profiler:
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
+        self._forget_ended(now_ns)
 
     def _renew(self, target: Target) -> None:
         """A target runs another program: plan for that. What its old program did has ended, as the kernel told."""
@@ -686,7 +801,7 @@ class Profiler:
 
     def _govern(self, now_ns: int) -> None:
         spent = self.costs.spent_by_group_ns(self._engine.counters())
-        cpu_ns = sum(target.cpu_time_ns() for target in self._targets.values())
+        cpu_ns = self._ended_cpu_ns + sum(target.cpu_time_ns() for target in self._targets.values())
         previous, self._governor_state = self._governor_state, (now_ns, spent, cpu_ns)
         if previous is None:
             return
@@ -718,6 +833,9 @@ class Profiler:
         # Detaching takes a while, with some methods minutes, and probes go one after the other: the session ends, and
         # its sinks are finished, before the first of them does.
         end_ns, self._final = self._at_one_moment()
+        if self._following:
+            self._following.turn()
+            self._following.finish()
         self._look_at_rules(complain=True)
         if not self._telling and self.options.mode != "sample":
             self.notices.append(NOTHING_TO_PROBE)
@@ -734,7 +852,7 @@ class Profiler:
             self._gpu.settle()
         ends = [target.end_ns for target in self._targets.values()]
         if reason == "exited":
-            end_ns = max(end for end in ends if end is not None)
+            end_ns = max(self._last_end_ns, *(end for end in ends if end is not None))
         for target in self._targets.values():
             if target.end_ns is None:
                 target.end_ns = end_ns

@@ -38,6 +38,10 @@ class Target:
     cpu_ns: int = 0
     end_ns: int | None = None
     image: Image | None = None  # what it ran when it was last looked at
+    parent: int | None = None  # who forked it; None: whom /proc names
+    follows_gil: bool = False  # the interpreter lock is probed
+    exit_ns: int | None = None  # when its main thread ended
+    exit_status: int | None = None
 
     def __post_init__(self) -> None:
         self.image = read_image(self.pid)
@@ -55,11 +59,12 @@ class Target:
         """As sinks want it."""
         return ProcessInfo(
             pid=self.pid,
-            ppid=self.process.ppid,
+            ppid=self.process.ppid if self.parent is None else self.parent,
             name=self.process.name,
             command=self.process.command,
             start_ns=self.start_ns,
             end_ns=self.end_ns,
+            exit_status=self.exit_status,
             is_python=self.process.is_python,
         )
 
