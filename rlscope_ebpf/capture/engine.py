@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,11 @@ SAMPLE_NS = 997_000
 """CPU time between two samples, a thousand a second: in no step with loops and timers of round numbers."""
 
 MAX_SAMPLES = 1 << 14
+
+Job = tuple[str, Group, bool]
+"""What is attached with one call: a file, a group, whether returns are probed, too."""
+
+_ATTACHERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +169,9 @@ class Engine:
                     armed=False,
                 )
             )
-        for (path, group, returns), entries in jobs.items():
-            accepted.update(self._attach(pid, path, group, returns, entries))
+        for (path, group, returns), taken_here in self._attach_jobs(pid, jobs):
+            entries = jobs[path, group, returns]
+            accepted.update(taken_here)
             taken = [(offset, cookie) for offset, cookie, index in entries if index in accepted]
             self._placed[pid].setdefault((path, group, returns), []).extend(taken)
         armed = armed_sites(pid, sites)
@@ -175,13 +182,14 @@ class Engine:
 
         It has the same files mapped, at the same addresses.
         """
-        count = 0
         before, own = f"/proc/{parent}/", f"/proc/{pid}/"
-        for (path, group, returns), places in list(self._placed.get(parent, {}).items()):
+        jobs: dict[Job, list[tuple[int, int, int]]] = {}
+        for (path, group, returns), places in self._placed.get(parent, {}).items():
             here = own + path.removeprefix(before) if path.startswith(before) else path
-            entries = [(offset, cookie, index) for index, (offset, cookie) in enumerate(places)]
-            accepted = self._attach(pid, here, group, returns, entries) if entries else set()
-            self._placed[pid][here, group, returns] = [places[index] for index in sorted(accepted)]
+            jobs[here, group, returns] = [(offset, cookie, index) for index, (offset, cookie) in enumerate(places)]
+        count = 0
+        for job, accepted in self._attach_jobs(pid, jobs):
+            self._placed[pid][job] = [jobs[job][index][:2] for index in sorted(accepted)]
             count += len(accepted)
         self._exits |= {
             (pid, own + path.removeprefix(before) if path.startswith(before) else path, group, offset)
@@ -189,6 +197,14 @@ class Engine:
             if owner == parent
         }
         return count
+
+    def _attach_jobs(self, pid: int, jobs: Mapping[Job, list[tuple[int, int, int]]]) -> list[tuple[Job, set[int]]]:
+        """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs."""
+        wanted = [job for job, entries in jobs.items() if entries]
+        if len(wanted) < 2:
+            return [(job, self._attach(pid, *job, jobs[job])) for job in wanted]
+        with ThreadPoolExecutor(min(len(wanted), _ATTACHERS), "attach") as pool:
+            return list(zip(wanted, pool.map(lambda job: self._attach(pid, *job, jobs[job]), wanted), strict=True))
 
     def _attach(
         self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]
@@ -288,6 +304,8 @@ class Engine:
             self._programs.remove_target(pid)
         self._pids.clear()
         self._watched.clear()
+        self._placed.clear()
+        self._records.clear()
         while self.pending_events():
             self.read_events()
         self._programs.reset_counters()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rlscope_ebpf.capture.anchors import locate
 from rlscope_ebpf.capture.clock import EXCLUDE_IDLE, EXCLUDE_KERNEL, attach_clock
 from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.links import Link
-from rlscope_ebpf.capture.maps import MappedObject, host_path
-from rlscope_ebpf.capture.pointers import load_bias
-from rlscope_ebpf.errors import ProfilerError
+from rlscope_ebpf.capture.maps import MappedObject
 
 TICK_NS = 4_999_000
 """CPU time between two looks at what runs there: in no step with loops and timers of round numbers."""
@@ -26,18 +25,14 @@ def attach_ticks(prog_fd: int) -> Link:
 def interpreter_loop(pid: int, objects: Iterable[MappedObject]) -> tuple[int, int] | None:
     """Begin and end of the interpreter's loop in a process that has `objects` mapped; None if none of them has it."""
     for mapped in objects:
-        path = host_path(pid, mapped)
-        if path is None:
-            continue
-        try:
-            with ElfFile(path) as elf:
-                if not elf.exports_any([LOOP]):
-                    continue
-                found = [function for function in elf.exports if function.name == LOOP]
-                bias = load_bias(elf, mapped)
-                if found and bias is not None:
-                    start = found[0].vaddr + bias
-                    return start, start + elf.size_of(found[0])
-        except (ProfilerError, OSError):
-            continue
+        found = locate(pid, mapped, LOOP, _find_loop)
+        if found is not None:
+            return found[0], found[0] + found[1]
     return None
+
+
+def _find_loop(elf: ElfFile) -> tuple[int, int] | None:
+    if not elf.exports_any([LOOP]):
+        return None
+    found = next((function for function in elf.exports if function.name == LOOP), None)
+    return None if found is None else (found.vaddr, elf.size_of(found))

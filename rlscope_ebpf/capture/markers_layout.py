@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.capture.anchors import locate
 from rlscope_ebpf.capture.elf import ElfFile
-from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.capture.maps import MappedObject
 from rlscope_ebpf.capture.marker_offsets import NAMES_OFFSET
-from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
-from rlscope_ebpf.errors import ProfilerError
+from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.model.categories import UNKNOWN_OPERATION
 
 SYMBOL: Final = "rlscope_markers_registry"
@@ -177,20 +177,17 @@ def registry_address(pid: int, objects: Iterable[MappedObject]) -> int | None:
     """
     by_name = sorted(objects, key=lambda mapped: not mapped.name.startswith(LIBRARY_PREFIX))
     for mapped in by_name:
-        path = host_path(pid, mapped)
-        if path is None:
-            continue
-        try:
-            with ElfFile(path) as elf:
-                if not elf.exports_any([SYMBOL]):
-                    continue
-                found = elf.objects_named(SYMBOL.encode())
-                bias = load_bias(elf, mapped)
-        except (ProfilerError, OSError):
-            continue
-        if found and bias is not None:
-            return found[0][0] + bias
+        found = locate(pid, mapped, SYMBOL, _find_registry)
+        if found is not None:
+            return found[0]
     return None
+
+
+def _find_registry(elf: ElfFile) -> tuple[int, int] | None:
+    if not elf.exports_any([SYMBOL]):
+        return None
+    found = elf.objects_named(SYMBOL.encode())
+    return found[0] if found else None
 
 
 def read_thread_stacks(pid: int, objects: Iterable[MappedObject]) -> list[ThreadStack]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
 from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.capture.selection import Chosen
 from rlscope_ebpf.capture.sites import Site
 from rlscope_ebpf.capture.switching import switches_stacks
 
@@ -58,6 +59,7 @@ class Facts:
         self.switches: bool | None = None  # not looked for yet
         self.defines: dict[str, bool] = {}
         self.sites: dict[tuple[int, bool], tuple[Site, int] | None] = {}  # by address, and whether returns are avoided
+        self.chosen: dict[object, list[Chosen]] = {}  # by entry of the catalogue, where no process's memory has a say
         self.exits: dict[tuple[int, bool], Exits] = {}  # by address, and whether returns are avoided
 
 

@@ -353,7 +353,7 @@ class Planner:
             if key in self._finished:
                 continue
             try:
-                chosen = choose(known.elf, entry, known.mapped, memory)
+                chosen = self._chosen(known, entry, memory)
                 self._settle(key, incomplete=entry.dispatcher and not chosen)
                 yield from self._probes(known, chosen, entry, library.category, library.group, library.name, notes)
             except ElfError as error:
@@ -363,11 +363,25 @@ class Planner:
         if library.callbacks and not frame and Group.REENTRY in self._groups and key not in self._finished:
             self._finished.add(key)
             try:
-                stubs = callback_stubs(known.elf, PYTHON_CALLS)
+                facts, part = known.facts, "callbacks"
+                if facts is None:
+                    return
+                if part not in facts.chosen:
+                    facts.chosen[part] = callback_stubs(known.elf, PYTHON_CALLS)
+                stubs = facts.chosen[part]
                 entry = Entry(noexcept=True)
                 yield from self._probes(known, stubs, entry, Category.PYTHON, Group.REENTRY, library.name, notes)
             except ElfError as error:
                 notes.append(str(error))
+
+    def _chosen(self, known: KnownObject, entry: Entry, memory: ProcessMemory) -> list[Chosen]:
+        """What an entry of the catalogue names in a file, which is looked for once unless the process must tell it."""
+        facts = known.facts
+        if entry.dispatcher or facts is None:
+            return choose(known.elf, entry, known.mapped, memory)
+        if entry not in facts.chosen:
+            facts.chosen[entry] = choose(known.elf, entry, known.mapped, memory)
+        return facts.chosen[entry]
 
     def _marked(self, marker: MarkerRule, memory: ProcessMemory, notes: list[str]) -> Iterator[ProbeTarget]:
         meant = [known for known in self._objects.values() if marker.matches(known.mapped.path)]
@@ -416,12 +430,11 @@ class Planner:
         facts = known.facts
         if facts is None:
             return
-        elf = known.elf
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
         for function in functions:
             apart = self._avoids_returns(group) and entry.action == Action.CALL
             if (function.vaddr, apart) not in facts.sites:
-                facts.sites[function.vaddr, apart] = _site(elf, function, apart)
+                facts.sites[function.vaddr, apart] = _site(known.elf, function, apart)
             found = facts.sites[function.vaddr, apart]
             if found is None:
                 continue

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-
 from rlscope_ebpf.cli.progress import Progress
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.live.model import LiveModel
