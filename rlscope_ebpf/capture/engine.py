@@ -200,11 +200,16 @@ class Engine:
 
     def _attach_jobs(self, pid: int, jobs: Mapping[Job, list[tuple[int, int, int]]]) -> list[tuple[Job, set[int]]]:
         """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs."""
+
+        def attach_one(job: Job) -> set[int]:
+            path, group, returns = job
+            return self._attach(pid, path, group, returns, jobs[job])
+
         wanted = [job for job, entries in jobs.items() if entries]
         if len(wanted) < 2:
-            return [(job, self._attach(pid, *job, jobs[job])) for job in wanted]
+            return [(job, attach_one(job)) for job in wanted]
         with ThreadPoolExecutor(min(len(wanted), _ATTACHERS), "attach") as pool:
-            return list(zip(wanted, pool.map(lambda job: self._attach(pid, *job, jobs[job]), wanted), strict=True))
+            return list(zip(wanted, pool.map(attach_one, wanted), strict=True))
 
     def _attach(
         self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]

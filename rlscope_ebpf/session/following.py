@@ -111,20 +111,23 @@ class Following:
                     self._take(event)
 
     def finish(self) -> None:
-        """Say what was missed."""
+        """Say what was missed. What has begun just now is profiled no more."""
+        for event in self._events.take():
+            self._take(event)
         for born in list(self._born.values()):
             self._miss(born, monotonic_ns(), None)
         self._born.clear()
         if not self._count and not self._unseen:
             return
-        said = [f"{fmt.plural_exact(self._count, 'child process')} came and was profiled"]
-        if self._count != 1:
-            said = [f"{fmt.plural_exact(self._count, 'child process')} came and were profiled"]
+        were = "was" if self._count == 1 else "were"
+        said = [f"{fmt.plural_exact(self._count, 'child', 'children')} came and {were} profiled"]
         if self._count:
             mean, most = (fmt.duration(ns) for ns in (self._sum_ns // self._count, self._most_ns))
-            said.append(f"after {mean} of running unseen on average, {most} at most")
+            said.append(f"having run unseen for {mean} on average, {most} at most")
         if self._unseen:
-            said.append(f"{self._unseen} ended before, after {fmt.duration(self._unseen_ns)} altogether")
+            said.append(
+                f"{self._unseen} ended before that could be, having run for {fmt.duration(self._unseen_ns)} altogether"
+            )
         self._notices.append("; ".join(said) + ".")
 
     def close(self) -> None:

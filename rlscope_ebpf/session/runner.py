@@ -644,10 +644,13 @@ class Profiler:
         for own in self._own_texts:
             self._matcher.add_texts(own)
         self._own_texts.clear()
+        self._hand_out_early()
+        self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
+
+    def _hand_out_early(self) -> None:
         for batch in self._early:
             self._hand_out(batch)
         self._early.clear()
-        self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
 
     def _take_texts(self, texts: NDArray[np.void]) -> None:
         if not len(texts):
@@ -834,7 +837,6 @@ class Profiler:
         # its sinks are finished, before the first of them does.
         end_ns, self._final = self._at_one_moment()
         if self._following:
-            self._following.turn()
             self._following.finish()
         self._look_at_rules(complain=True)
         if not self._telling and self.options.mode != "sample":
@@ -848,6 +850,7 @@ class Profiler:
             if self._received == before:  # an event is still being written
                 patience -= 1
                 time.sleep(SETTLE_NS / 1e9)
+        self._hand_out_early()
         if self._gpu:
             self._gpu.settle()
         ends = [target.end_ns for target in self._targets.values()]
