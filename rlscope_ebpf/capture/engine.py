@@ -180,11 +180,14 @@ class Engine:
     def attach_alike(self, pid: int, parent: int) -> int:
         """Probe in a process what is probed in the one it was forked from, as the same probes; how many.
 
-        It has the same files mapped, at the same addresses.
+        It has the same files mapped, at the same addresses. Left out are sites with return probes, but for CUDA's:
+        where two processes have one, the kernel sets it in the one for the sake of the other, whatever that wants.
         """
         before, own = f"/proc/{parent}/", f"/proc/{pid}/"
         jobs: dict[Job, list[tuple[int, int, int]]] = {}
         for (path, group, returns), places in self._placed.get(parent, {}).items():
+            if returns and group != Group.CUDA:
+                continue
             here = own + path.removeprefix(before) if path.startswith(before) else path
             jobs[here, group, returns] = [(offset, cookie, index) for index, (offset, cookie) in enumerate(places)]
         count = 0

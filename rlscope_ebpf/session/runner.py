@@ -45,6 +45,7 @@ from rlscope_ebpf.model.tables import (
     ProcessInfo,
 )
 from rlscope_ebpf.paths import marker_library
+from rlscope_ebpf.session.background import BackgroundPlan
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following
 from rlscope_ebpf.session.governor import Governor
@@ -317,26 +318,30 @@ class Profiler:
             if origin is not None and alike:
                 self._engine.attach_alike(pid, parent)
                 target.planners = tuple(planner.forked(pid) for planner in origin.planners)
+                for planner in target.planners:
+                    planner.avoid_returns()
+                target.replan = True
                 target.watcher.objects.update(origin.watcher.objects)
                 target.follows_gil = origin.follows_gil
             else:
                 target.unplanned = target.watcher.poll() or []
                 target.planners = self._planners_of(process, self._engine.method)
-                plans = target.plan(target.unplanned)
+                for planner in target.planners:
+                    planner.avoid_returns()
+                plans = [target.planners[0].plan(target.unplanned)]
+                target.replan = True
         except ProfilerError:  # it ends at this moment
             os.close(target.pidfd)
             self._engine.remove_target(pid)
             return None
         self._targets[pid] = target
-        for each in self.targets if self._engine.method == "session" and not self._avoids_returns else ():
-            reason = why_switching(each, each.unplanned, alone=False)
-            if reason:
-                self._avoid_returns(reason)
-                break
         if not alike:
             self._attach_planned(target, plans)
         self._loaded_ns = target.start_ns = monotonic_ns()
+        found = target.unplanned
         self._let_through(target, plans)
+        target.unplanned = found + target.unplanned
+        target.planning = BackgroundPlan(target.planners[-1], target.take_unplanned())
         if self._samples:
             self._sampler.look(pid)
         return target.start_ns
@@ -407,7 +412,7 @@ class Profiler:
     def _guard_returns(self, target: Target, new: Sequence[MappedObject], loads: int) -> None:
         """Having looked at what a target has loaded, allow its calls return probes or take them away."""
         target.loads = loads
-        if self._avoids_returns:
+        if self._avoids_returns or target.parent is not None:  # a followed process never has any
             return
         reason = why_switching(target, new, loads=loads)
         if reason:
@@ -661,7 +666,8 @@ class Profiler:
             depth = min(int(text["key"]), OPEN_OPS_MAX)
             addresses = [int(address) for address in np.frombuffer(text["text"].tobytes(), "<u8")[:depth]]
             names = read_names(int(text["pid"]), addresses)
-            self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
+            if all(names):  # or the process has ended meanwhile: what was read of it before stands
+                self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
 
     def _hand_out(self, batch: Batch, *, last: bool = False, queued_since_ns: int | None = None) -> None:
         if self._definitions:
@@ -746,8 +752,17 @@ class Profiler:
                 self._gpu.look(target, new)
             self._guard_returns(target, new, loads)
             new += target.take_unplanned()
+            if target.planning is not None:
+                if not target.planning.done:
+                    target.unplanned = new
+                    continue
+                self._attach(target, target.planning.result())
+                target.planning = None
             for planner in target.planners:
                 if new or planner.incomplete or target.replan:
+                    if target.parent is not None and planner is not target.planners[0]:
+                        target.planning = BackgroundPlan(planner, new)
+                        continue
                     plan = planner.plan(new)
                     if any(probe.group == Group.MARKER and not probe.operation for probe in plan.targets):
                         moment = monotonic_ns() - SETTLE_NS

@@ -14,6 +14,7 @@ from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.process import TargetProcess
 from rlscope_ebpf.model.events import TEXT_MAX
 from rlscope_ebpf.model.tables import ProbeInfo, ProcessInfo
+from rlscope_ebpf.session.background import BackgroundPlan
 
 Image = tuple[int, int, int]
 
@@ -39,6 +40,7 @@ class Target:
     end_ns: int | None = None
     image: Image | None = None  # what it ran when it was last looked at
     parent: int | None = None  # who forked it; None: whom /proc names
+    planning: BackgroundPlan | None = None  # of a followed process: what is being planned for it
     follows_gil: bool = False  # the interpreter lock is probed
     exit_ns: int | None = None  # when its main thread ended
     exit_status: int | None = None

@@ -63,7 +63,7 @@ def test_simulators_in_processes_of_their_own(kind: str, start_target: StartTarg
     simulated = _simulated(trace)
     for pid, spent_ns, steps in truth["workers"]:
         assert pid in simulated, profiler.stderr
-        assert simulated[pid]["calls"] == steps
+        assert simulated[pid]["count"] == steps
         assert simulated[pid]["raw"]["wall_ns"] == pytest.approx(spent_ns, rel=0.03)
 
 
@@ -81,7 +81,7 @@ def test_children_that_are_there_already(start_target: StartTarget, attach: Atta
     assert profiler.wait(120) == 0, profiler.stderr
     simulated = _simulated(trace)
     for pid, spent_ns, steps in truth["workers"]:
-        assert simulated[pid]["calls"] == steps
+        assert simulated[pid]["count"] == steps
         assert simulated[pid]["raw"]["wall_ns"] == pytest.approx(spent_ns, rel=0.03)
 
 
