@@ -13,14 +13,32 @@ from rlscope_ebpf.session.options import parse_pids
 
 @click.command("attach")
 @click.option("--pid", "pids", type=int, multiple=True, metavar="N", help="Process to attach to. Repeatable.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="GLOB",
+    help="All processes of this name, or Python processes that run a script of this name. Repeatable.",
+)
+@click.option(
+    "--cgroup", "cgroups", multiple=True, metavar="PATH", help="All processes of a control group. Repeatable."
+)
+@click.option("--tree", "trees", type=int, multiple=True, metavar="PID", help="A process and all that descend from it.")
 @capture_options
-def command(pids: tuple[int, ...], **given: Any) -> int:
+def command(
+    pids: tuple[int, ...], names: tuple[str, ...], cgroups: tuple[str, ...], trees: tuple[int, ...], **given: Any
+) -> int:
     """Attach to running processes and show where their time goes.
 
     On a terminal the live UI is shown; otherwise progress goes to stderr. Ctrl-C (or q) detaches, finishes the trace
     and prints the summary on stdout; the target runs on.
     """
-    options = replace(read_capture_options(**given), pids=parse_pids(pids))
+    options = read_capture_options(**given)
+    if names or cgroups or trees:
+        from rlscope_ebpf.capture.process_sets import find_processes
+
+        pids = find_processes(pids, names, cgroups, trees)
+    options = replace(options, pids=parse_pids(pids))
 
     from rlscope_ebpf.capture.preparation import Preparation
     from rlscope_ebpf.capture.process import inspect
