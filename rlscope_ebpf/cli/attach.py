@@ -28,7 +28,7 @@ def command(context: click.Context, /, pids: tuple[int, ...], **given: Any) -> i
 
     for pid in options.pids:
         inspect(pid)  # a wrong pid is the first thing to complain about
-    announce(f"process {', '.join(map(str, options.pids))}")
+    announce(options.pids)
     with Preparation(options.attach_method) as preparation:
         from rlscope_ebpf.cli.recording import follow_notices, record
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.session.options import (
     ATTACH_METHODS,
     CAPTURE_MODES,
@@ -99,9 +100,9 @@ def capture_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def announce(target: str) -> None:
+def announce(pids: Sequence[int], what: str = "") -> None:
     """Say at once what is going on: compiling and setting the probes may take seconds."""
-    click.echo(f"Attaching to {target}.", err=True)
+    click.echo(f"Attaching to {what}{fmt.processes(pids)}.", err=True)
 
 
 def read_capture_options(

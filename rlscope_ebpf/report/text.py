@@ -18,6 +18,7 @@ from rich.text import Text
 from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
+from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
 from rlscope_ebpf.report import gpu_text
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
@@ -402,7 +403,9 @@ def _notes(breakdown: Breakdown) -> Iterator[RenderableType]:
         )
         if breakdown.info.capture.get("mode") == "sample":
             yield Text("Samples count no calls: there are no transitions (--mode trace has them).", "dim")
-    yield Text(_gpu_sentence(breakdown))
+    info = breakdown.info
+    if not is_unused(info.gpu, info.gpu_reason) or any(process.cuda_calls for process in breakdown.processes):
+        yield Text(_gpu_sentence(breakdown))
 
 
 def _gpu_sentence(breakdown: Breakdown) -> str:

@@ -8,9 +8,6 @@ from typing import Final
 from rlscope_ebpf.capture.gpu_files import LIBRARY_VARIABLE
 from rlscope_ebpf.capture.gpu_layout import Function, HelperState, HelperStatus
 
-NO_CUDA: Final = "The target has not loaded CUDA"
-NO_USE: Final = "The target has loaded CUDA, and has not made use of it"
-
 _INSUFFICIENT_PRIVILEGES: Final = 35  # CUPTI_ERROR_INSUFFICIENT_PRIVILEGES
 _FEW_BATCHES: Final = 8  # without a kernel in them: something is wrong
 

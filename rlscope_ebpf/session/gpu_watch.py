@@ -21,15 +21,13 @@ from rlscope_ebpf.capture.gpu_layout import Function, HelperState, HelperStatus
 from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.capture.nvml import Utilization
 from rlscope_ebpf.errors import ProfilerError
-from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK
+from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK, NO_CUDA, NO_USE
 from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.tables import Batch, DeviceInfo, GpuSource, ImportantNotice
 from rlscope_ebpf.session.gpu import GpuMatcher
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_loading import Loading, foreign_injection
 from rlscope_ebpf.session.gpu_sentences import (
-    NO_CUDA,
-    NO_USE,
     another_injected,
     foreign_came,
     gdb_stops,

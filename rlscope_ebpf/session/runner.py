@@ -38,6 +38,7 @@ from rlscope_ebpf.model.session import SessionEnd, SessionInfo, Sink
 from rlscope_ebpf.model.tables import Batch, Counters, Definition, GpuSource, ImportantNotice, Losses, ProbeInfo
 from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.costs import ProbeCosts
+from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
@@ -64,8 +65,6 @@ LOADING_TURN_S = 0.05
 """The same while a target is loading: at its start, and for `LOADING_S` after each new library."""
 
 LOADING_S = 1.0
-
-GOVERNOR_TURN_S = 0.5
 
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
@@ -472,7 +471,7 @@ class Profiler:
 
     def _attach(self, target: Target, plan: Plan) -> None:
         """Attach what is planned; of files that are only expected nothing is counted before they are mapped."""
-        self.notices.extend(plan.notes)
+        self.notices += [note for note in plan.notes if note not in self.notices]  # of several targets each says it
         allow_returns = target.process.allows_return_probes
         planned = [
             (site, planned)

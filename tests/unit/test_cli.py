@@ -163,6 +163,12 @@ def test_wrong_usage(words: tuple[str, ...], tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_suggestion_keeps_its_question_mark(tmp_path: Path) -> None:
+    first, second = call("attach", "--pids", "1", folder=tmp_path).stderr.strip().splitlines()
+    assert first == "rlscope-ebpf: No such option '--pids'. Did you mean '--pid'?"
+    assert second.endswith(".")
+
+
 def test_no_such_process(tmp_path: Path) -> None:
     child = subprocess.Popen(["true"])
     child.wait()

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tui_fakes as fakes
 
 from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.model.gpu import NO_CUDA
 from rlscope_ebpf.model.tables import Counters, ImportantNotice
 from rlscope_ebpf.tui.app import SPEED_LIMITS, THEMES, ProfilerApp, SnapshotReady
 from rlscope_ebpf.tui.figures import SortKey
@@ -102,6 +103,15 @@ async def test_header_tells_all() -> None:
                      "GPU times unavailable: no CUPTI library was found", "step 49,152 of 1,000,000"):  # fmt: skip
             assert part in header
         assert "Losses" not in header
+
+
+async def test_header_says_nothing_of_a_gpu_that_nothing_uses() -> None:
+    running = fakes.running()
+    unused = replace(running, info=replace(running.info, gpu_reason=NO_CUDA), cuda_calls=())
+    async with shown(fakes.FakeSource(unused)) as (app, _):
+        assert "GPU" not in text_of(app, "#header")
+    async with shown(fakes.FakeSource(replace(unused, cuda_calls=running.cuda_calls))) as (app, _):
+        assert f"GPU times unavailable: {NO_CUDA}" in text_of(app, "#header")
 
 
 async def test_losses_and_unarmed_probes_are_named() -> None:
