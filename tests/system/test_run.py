@@ -181,8 +181,6 @@ def test_a_library_named_by_its_path_is_seen_from_its_first_call(how: str, tmp_p
     else:
         (row,) = process["operations"]
         assert row["transitions"]["python_to_simulator"] == 100
-    assert document["session"]["probes_armed"] == document["session"]["probes_attached"]
-    assert "matches no file" not in done.stderr
 
 
 def test_ctrl_c_reaches_the_command_and_waits_for_it(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
