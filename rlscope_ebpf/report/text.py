@@ -266,14 +266,16 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
             if not ns:
                 yield NOTHING
                 continue
-            part = share(ns / of_ns)
-            if sampled:
+            part, off = share(ns / of_ns), ""
+            if sampled and part != REFUSED:
                 off_ns = spread_ns([row.total.sampled for row in rows], category)
-                part += f" {fmt.error(off_ns / of_ns) if off_ns and part != REFUSED else '':<{_ERROR_WIDTH}}"
-            if wide:
-                yield part if sampled else f"{fmt.duration(ns)} {part:>{_SHARE_WIDTH}}"
+                off = fmt.error(off_ns / of_ns) if off_ns else ""
+            if not wide:
+                yield "\n".join(filter(None, (fmt.duration(ns), part, off)))
+            elif sampled:
+                yield f"{part} {off:<{_ERROR_WIDTH}}"
             else:
-                yield f"{fmt.duration(ns)}\n{part}"
+                yield f"{fmt.duration(ns)} {part:>{_SHARE_WIDTH}}"
 
     def on_cpu(state_ns: Sequence[int]) -> str:
         """The part of the time in which threads ran."""

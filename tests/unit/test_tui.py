@@ -20,6 +20,7 @@ import tui_fakes as fakes
 
 from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.model.gpu import NO_CUDA
+from rlscope_ebpf.model.sampling import Sampled
 from rlscope_ebpf.model.tables import Counters, ImportantNotice
 from rlscope_ebpf.tui.app import SPEED_LIMITS, THEMES, ProfilerApp, SnapshotReady
 from rlscope_ebpf.tui.figures import SortKey
@@ -143,6 +144,25 @@ async def test_an_operation_shows_its_figures() -> None:
         line = next(line for line in text_of(app, "#operations").splitlines() if "inference" in line)
         for part in ("61.1 %", "28.1 %", "8.4 %", "2.5 %", "512 ms", "80.0 %", "10.5 s", "49.2 k", "214 µs"):
             assert part in line
+
+
+async def test_sampled_figures_are_marked() -> None:
+    snapshot = fakes.running()
+    rows = [
+        replace(row, sampled=Sampled(row.wall_ns, (281, 0, 611, 84, 24))) if row.name == "inference" else row
+        for row in snapshot.operations
+    ]
+    source = fakes.FakeSource(replace(snapshot, operations=tuple(rows)))
+    async with shown(source, LARGE) as (app, pilot):
+        lines = text_of(app, "#operations").splitlines()
+        assert "≈61.1 %" in next(line for line in lines if "inference" in line)
+        assert not any("≈" in line for line in lines if "inference" not in line)
+        assert "±" not in text_of(app, "#details")
+        for _ in range(10):
+            if "inference" in text_of(app, "#details"):
+                break
+            await pilot.press("j")
+        assert "61.1 % ±3.1" in text_of(app, "#details")
 
 
 async def test_sort_and_reverse() -> None:
