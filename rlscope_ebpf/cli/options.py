@@ -69,7 +69,8 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="GPU kernel times, told by a helper library in the program. auto: if it can be loaded without delay (by "
         "`run` always, by `attach` with Frida); cupti: `attach` may also use gdb, which stops the program for a second "
-        "or so; off: none, and nothing is loaded.",
+        "or so; cupti-python: with `run`, by that package in the program's own Python, which is slow; off: none, and "
+        "nothing is loaded.",
     ),
     click.option(
         "--attach-method",

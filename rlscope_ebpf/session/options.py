@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from rlscope_ebpf.errors import UsageError
 from rlscope_ebpf.model.categories import Category
 
-GpuMode = Literal["auto", "cupti", "off"]
+GpuMode = Literal["auto", "cupti", "cupti-python", "off"]
 CaptureMode = Literal["auto", "trace", "sample"]
 AttachMethod = Literal["auto", "session", "multi", "perf"]
 

@@ -178,7 +178,10 @@ class Profiler:
 
     def _attach_all(self) -> None:
         processes = [inspect(pid) for pid in self.options.pids]
-        gpu = self._gpu_preparation = GpuPreparation(choose_attach_method(self.options.attach_method))
+        gpu = self._gpu_preparation = GpuPreparation(
+            choose_attach_method(self.options.attach_method),
+            self.launched_gpu.listener if self.launched_gpu is not None else None,
+        )
         if expects_gpu(self.options.gpu, self.launched_gpu):
             gpu.begin()
         plans: list[tuple[Target, list[Plan]]] = []
