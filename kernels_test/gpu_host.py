@@ -279,6 +279,8 @@ def read_trace(trace: Path, windows: dict[str, tuple[int, int]]) -> dict[str, di
             "inherited": counters.gpu_inherited,
             "hits": counters.hits,
             "untracked_kernels": int(np.count_nonzero(rows["path"] == 0)),
+            "nvml": {info.name: info.utilization for info in reader.devices.values()},
+            "notices": [notice.text for notice in reader.notices],
         }
     }
     for name, (start, end) in windows.items():
@@ -369,6 +371,7 @@ def sums(host: Host) -> None:
 
 
 SLOW_LOOP = 1500
+FOR_ROUNDS_S = 85
 
 
 def slowdown(host: Host) -> None:
@@ -416,27 +419,28 @@ def slowdown(host: Host) -> None:
         )
         host.results.add("slowdown", "attach trace", **read_trace(trace, {})[""])
 
-    def in_process(what: str, command: str) -> Callable[[], None]:
+    def in_process(**commands: str) -> Callable[[], None]:
         def measure() -> None:
             with host.loop() as process:
-                alone = [process.do(line)["seconds"] for _ in range(2)]
-                process.do(f"{command} loop 20")  # its own start
-                done = process.do(f"{command} {line}", 90)
+                for what, command in commands.items():
+                    alone = [process.do(line)["seconds"] for _ in range(2)]
+                    process.do(f"{command} loop 20")  # its own start
+                    done = process.do(f"{command} {line}", 90)
+                    base = statistics.median(alone)
+                    ratios = {"ratio": done["seconds"] / base, "ratio_with_stop": done["seconds_with_stop"] / base}
+                    host.results.add("slowdown", what.replace("_", " "), **ratios)
                 process.end()
-            base = statistics.median(alone)
-            host.results.add(
-                "slowdown", what, ratio=done["seconds"] / base, ratio_with_stop=done["seconds_with_stop"] / base
-            )
 
         return measure
 
     attempt(host, "slowdown", "run", process_pair)
     attempt(host, "slowdown", "attach", attach_pair)
-    attempt(host, "slowdown", "run", process_pair)
     if not host.simulated:
-        attempt(host, "slowdown", "torch.profiler CUDA", in_process("torch.profiler CUDA", "profile cuda"))
-        attempt(host, "slowdown", "torch.profiler CPU + CUDA", in_process("torch.profiler CPU + CUDA", "profile both"))
-        attempt(host, "slowdown", "cupti-python", in_process("cupti-python", "cupti"))
+        both = in_process(torch_profiler_CUDA="profile cuda", torch_profiler_CPU_and_CUDA="profile both")
+        attempt(host, "slowdown", "torch.profiler", both)
+        attempt(host, "slowdown", "cupti-python", in_process(cupti_python="cupti"))
+    if host.left > FOR_ROUNDS_S + 30:
+        attempt(host, "slowdown", "run", process_pair)
     if ran:
         ratios = [under / alone for under, alone in zip(ran, plain, strict=True)]
         host.results.add("slowdown", "run, mean", ratio=statistics.mean(ratios), pairs=len(ratios))
