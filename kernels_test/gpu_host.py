@@ -245,6 +245,39 @@ def helper_state(pid: int) -> dict[str, Any]:
     return {"state": "ABSENT"}
 
 
+def is_heard(pid: int) -> bool:
+    """Whether a profiler's probes are on the helper."""
+    import numpy as np
+
+    from rlscope_ebpf.capture.elf import ElfFile
+    from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX
+    from rlscope_ebpf.capture.gpu_layout import STATE_SYMBOL, STATUS_DTYPE
+    from rlscope_ebpf.capture.maps import host_path, read_maps
+    from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
+
+    for mapped in read_maps(pid):
+        path = host_path(pid, mapped) if mapped.name.startswith(HELPER_PREFIX) else None
+        if path is None:
+            continue
+        with ElfFile(path) as elf, ProcessMemory(pid) as memory:
+            bias = load_bias(elf, mapped)
+            for vaddr, _ in elf.objects_named(STATE_SYMBOL.encode()):
+                if bias is not None:
+                    data = memory.read(bias + vaddr, STATUS_DTYPE.itemsize)
+                    return bool(np.frombuffer(data, STATUS_DTYPE, count=1)[0]["listening"])
+    return False
+
+
+def wait_until_heard(pid: int, seconds: float) -> None:
+    """The helper is active, and somebody listens."""
+    wait_for_state(pid, "ACTIVE", seconds)
+    deadline = time.monotonic() + seconds
+    while not is_heard(pid):
+        if time.monotonic() > deadline:
+            raise Failed(f"nobody listens to the helper after {seconds:g} s")
+        time.sleep(0.02)
+
+
 def wait_for_state(pid: int, state: str, seconds: float) -> float:
     """How long it took."""
     begin = time.monotonic()
@@ -400,7 +433,7 @@ def slowdown(host: Host) -> None:
             seen = prepare_attach(host, process)
             trace = host.traces / "attach.rlscope"
             with host.attached(process, trace):
-                wait_for_state(process.pid, "ACTIVE", 30)
+                wait_until_heard(process.pid, 30)
                 time.sleep(2)
                 during = [process.do(line)["seconds"] for _ in range(3)]
             wait_for_state(process.pid, "DORMANT", 15)
@@ -478,7 +511,7 @@ def rounds(host: Host) -> None:
             trace = host.traces / f"round{number}.rlscope"
             begin = time.monotonic()
             with host.attached(process, trace):
-                wait_for_state(process.pid, "ACTIVE", 30)
+                wait_until_heard(process.pid, 30)
                 active = time.monotonic() - begin
                 time.sleep(0.8)
             left = time.monotonic()

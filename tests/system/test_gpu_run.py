@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gpu_truth import PROGRAM, about_gpu, checked_report, expect, libcupti, truths
-from harness import PROFILER, Finished, operations_of, process_of, wait_for
+from harness import ATTACH_S, PROFILER, Finished, operations_of, process_of, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -67,7 +67,7 @@ def _run_python(folder: Path, words: bytes, **environment: str) -> tuple[Finishe
         env={**os.environ, "RLSCOPE_LIBCUPTI": libcupti(), **environment},
     ) as profiler:
         try:
-            wait_for(lambda: trace.exists() and words in trace.read_bytes(), 60, "a notice in the trace")
+            wait_for(lambda: trace.exists() and words in trace.read_bytes(), ATTACH_S, "a notice in the trace")
         finally:
             output, said = profiler.communicate("go\n", timeout=200)
     assert profiler.returncode == 0, said
