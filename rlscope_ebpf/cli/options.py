@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.session.options import (
     ATTACH_METHODS,
     CAPTURE_MODES,
@@ -104,6 +103,8 @@ def capture_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def announce(pids: Sequence[int], what: str = "") -> None:
     """Say at once what is going on: compiling and setting the probes may take seconds."""
+    from rlscope_ebpf.model import format as fmt  # imports NumPy, which --help need not wait for
+
     click.echo(f"Attaching to {what}{fmt.processes(pids)}.", err=True)
 
 
