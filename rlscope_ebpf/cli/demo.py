@@ -34,7 +34,7 @@ def command(**given: Any) -> int:
 
 
 def libraries() -> tuple[str, str]:
-    """As for --library. By their full paths, if these are known: then their first calls are seen, too."""
+    """As for --library. By their full paths, if these are known: then they are probed before they are loaded."""
     from rlscope_ebpf.demo.build import packaged_simulator
 
     package = importlib.util.find_spec("numpy")  # the demo runs under the same interpreter

@@ -26,8 +26,7 @@ library_option = click.option(
     multiple=True,
     metavar="CATEGORY=PATTERN",
     help="Calls into shared objects whose path matches this glob belong to this category (backend or simulator). "
-    "Of a library named by its whole path, not even the first call is missed. Repeatable; adds to the built-in "
-    "catalogue.",
+    "A library named by its whole path is probed before it is loaded. Repeatable; adds to the built-in catalogue.",
 )
 marker_option = click.option(
     "--marker",

@@ -421,7 +421,8 @@ class Profiler:
     def _expect(self, target: Target, plans: Sequence[Plan]) -> None:
         """Probe libraries before a target has loaded them: the markers', and those that the user gave the paths of.
 
-        The kernel sets the probes the moment the file is mapped, so that not even the first call is missed.
+        The kernel sets the probes the moment the file is mapped, so that not even the first annotation is missed. (In a
+        session, calls with return probes are followed a moment later: see ReturnGuard.)
         """
         paths = [library.file for library in self.options.libraries if library.file]
         paths += [marker.file for marker in self.options.markers if marker.file]
