@@ -44,11 +44,12 @@ $(VENV)/.stamp-base: $(VENV)/.stamp-system pyproject.toml setup.py $(wildcard us
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.stamp-test: $(VENV)/.stamp-base tests/requirements-rl.txt
+$(VENV)/.stamp-test: $(VENV)/.stamp-base tests/requirements-rl.txt tests/requirements-cupti.txt
 	scripts/install-system-packages bpftrace gdb
 	@echo "Installing what the tests need, PyTorch for one; the first time takes a few minutes."
 	@$(PIP) --editable '.[test]'
 	@$(PIP) --requirement tests/requirements-rl.txt
+	@$(PIP) --no-deps --requirement tests/requirements-cupti.txt
 	@touch $@
 
 clean:

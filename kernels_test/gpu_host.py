@@ -245,6 +245,39 @@ def helper_state(pid: int) -> dict[str, Any]:
     return {"state": "ABSENT"}
 
 
+def is_heard(pid: int) -> bool:
+    """Whether a profiler's probes are on the helper."""
+    import numpy as np
+
+    from rlscope_ebpf.capture.elf import ElfFile
+    from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX
+    from rlscope_ebpf.capture.gpu_layout import STATE_SYMBOL, STATUS_DTYPE
+    from rlscope_ebpf.capture.maps import host_path, read_maps
+    from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
+
+    for mapped in read_maps(pid):
+        path = host_path(pid, mapped) if mapped.name.startswith(HELPER_PREFIX) else None
+        if path is None:
+            continue
+        with ElfFile(path) as elf, ProcessMemory(pid) as memory:
+            bias = load_bias(elf, mapped)
+            for vaddr, _ in elf.objects_named(STATE_SYMBOL.encode()):
+                if bias is not None:
+                    data = memory.read(bias + vaddr, STATUS_DTYPE.itemsize)
+                    return bool(np.frombuffer(data, STATUS_DTYPE, count=1)[0]["listening"])
+    return False
+
+
+def wait_until_heard(pid: int, seconds: float) -> None:
+    """The helper is active, and somebody listens."""
+    wait_for_state(pid, "ACTIVE", seconds)
+    deadline = time.monotonic() + seconds
+    while not is_heard(pid):
+        if time.monotonic() > deadline:
+            raise Failed(f"nobody listens to the helper after {seconds:g} s")
+        time.sleep(0.02)
+
+
 def wait_for_state(pid: int, state: str, seconds: float) -> float:
     """How long it took."""
     begin = time.monotonic()
@@ -279,6 +312,8 @@ def read_trace(trace: Path, windows: dict[str, tuple[int, int]]) -> dict[str, di
             "inherited": counters.gpu_inherited,
             "hits": counters.hits,
             "untracked_kernels": int(np.count_nonzero(rows["path"] == 0)),
+            "nvml": {info.name: info.utilization for info in reader.devices.values()},
+            "notices": [notice.text for notice in reader.notices],
         }
     }
     for name, (start, end) in windows.items():
@@ -369,6 +404,7 @@ def sums(host: Host) -> None:
 
 
 SLOW_LOOP = 1500
+FOR_ROUNDS_S = 85
 
 
 def slowdown(host: Host) -> None:
@@ -397,7 +433,7 @@ def slowdown(host: Host) -> None:
             seen = prepare_attach(host, process)
             trace = host.traces / "attach.rlscope"
             with host.attached(process, trace):
-                wait_for_state(process.pid, "ACTIVE", 30)
+                wait_until_heard(process.pid, 30)
                 time.sleep(2)
                 during = [process.do(line)["seconds"] for _ in range(3)]
             wait_for_state(process.pid, "DORMANT", 15)
@@ -416,27 +452,28 @@ def slowdown(host: Host) -> None:
         )
         host.results.add("slowdown", "attach trace", **read_trace(trace, {})[""])
 
-    def in_process(what: str, command: str) -> Callable[[], None]:
+    def in_process(**commands: str) -> Callable[[], None]:
         def measure() -> None:
             with host.loop() as process:
-                alone = [process.do(line)["seconds"] for _ in range(2)]
-                process.do(f"{command} loop 20")  # its own start
-                done = process.do(f"{command} {line}", 90)
+                for what, command in commands.items():
+                    alone = [process.do(line)["seconds"] for _ in range(2)]
+                    process.do(f"{command} loop 20")  # its own start
+                    done = process.do(f"{command} {line}", 90)
+                    base = statistics.median(alone)
+                    ratios = {"ratio": done["seconds"] / base, "ratio_with_stop": done["seconds_with_stop"] / base}
+                    host.results.add("slowdown", what.replace("_", " "), **ratios)
                 process.end()
-            base = statistics.median(alone)
-            host.results.add(
-                "slowdown", what, ratio=done["seconds"] / base, ratio_with_stop=done["seconds_with_stop"] / base
-            )
 
         return measure
 
     attempt(host, "slowdown", "run", process_pair)
     attempt(host, "slowdown", "attach", attach_pair)
-    attempt(host, "slowdown", "run", process_pair)
     if not host.simulated:
-        attempt(host, "slowdown", "torch.profiler CUDA", in_process("torch.profiler CUDA", "profile cuda"))
-        attempt(host, "slowdown", "torch.profiler CPU + CUDA", in_process("torch.profiler CPU + CUDA", "profile both"))
-        attempt(host, "slowdown", "cupti-python", in_process("cupti-python", "cupti"))
+        both = in_process(torch_profiler_CUDA="profile cuda", torch_profiler_CPU_and_CUDA="profile both")
+        attempt(host, "slowdown", "torch.profiler", both)
+        attempt(host, "slowdown", "cupti-python", in_process(cupti_python="cupti"))
+    if host.left > FOR_ROUNDS_S + 30:
+        attempt(host, "slowdown", "run", process_pair)
     if ran:
         ratios = [under / alone for under, alone in zip(ran, plain, strict=True)]
         host.results.add("slowdown", "run, mean", ratio=statistics.mean(ratios), pairs=len(ratios))
@@ -474,7 +511,7 @@ def rounds(host: Host) -> None:
             trace = host.traces / f"round{number}.rlscope"
             begin = time.monotonic()
             with host.attached(process, trace):
-                wait_for_state(process.pid, "ACTIVE", 30)
+                wait_until_heard(process.pid, 30)
                 active = time.monotonic() - begin
                 time.sleep(0.8)
             left = time.monotonic()

@@ -73,6 +73,11 @@ def gpu_library() -> Path:
     return _first_with(GPU_LIBRARY, PACKAGE) / GPU_LIBRARY
 
 
+def target_python() -> Path:
+    """The folder of what a target's own Python imports for `--gpu cupti-python`."""
+    return PACKAGE / "target_python"
+
+
 def injection_library() -> Path:
     """`librlscope_inject.so`. Raises `UnsupportedError` if it has not been built."""
     return _first_with(INJECTION_LIBRARY, PACKAGE) / INJECTION_LIBRARY

@@ -91,6 +91,12 @@ CUresult cuInit(unsigned int Flags)
     return leave(SIMCUDA_cuInit, Flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
 }
 
+CUresult cuDriverGetVersion(int *version) /* not counted: only tools ask */
+{
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuCtxGetDevice(CUdevice *device)
 {
     CUresult result = counted(SIMCUDA_cuCtxGetDevice);

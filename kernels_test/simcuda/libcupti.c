@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "simcupti_state.h"
 #include "simcupti_ids.h"
@@ -131,6 +132,32 @@ __attribute__((constructor)) static void read_environment(void)
 
 /* -- callbacks ---------------------------------------------------------------------------------------------------- */
 
+static uint8_t unrecorded[3][MAX_ID]; /* by domain and callback id: no activity records of it */
+static int system_threads;
+static __thread uint32_t depth; /* of calls */
+static __thread int64_t entered;
+
+static void record_call(uint32_t domain, uint32_t id, const int *result, uint32_t correlation)
+{
+    if (!result) {
+        if (!depth++)
+            entered = simcuda_now();
+        return;
+    }
+    if (!depth || --depth || unrecorded[domain][id]) /* what a call of the runtime makes is none of its own */
+        return;
+    simcupti_call(&(struct simcupti_api){
+        .kind = domain == CU_DOMAIN_DRIVER ? SIMCUPTI_KIND_DRIVER : SIMCUPTI_KIND_RUNTIME,
+        .function = id,
+        .start = (uint64_t)entered,
+        .end = (uint64_t)simcuda_now(),
+        .process = (uint32_t)getpid(),
+        .thread = system_threads ? (uint32_t)gettid() : (uint32_t)pthread_self(),
+        .correlation = correlation,
+        .result = (uint32_t)*result,
+    });
+}
+
 static void api(uint32_t domain, uint32_t function, const int *result, uint32_t correlation, uint64_t *own)
 {
     uint32_t id = ids[function];
@@ -143,6 +170,8 @@ static void api(uint32_t domain, uint32_t function, const int *result, uint32_t 
         .correlation = correlation,
     };
 
+    if (id)
+        record_call(domain, id, result, correlation);
     if (!id || !__atomic_load_n(&enabled[domain][id], __ATOMIC_ACQUIRE))
         return;
     cu_callback callback = __atomic_load_n(&subscriber.callback, __ATOMIC_ACQUIRE);
@@ -275,6 +304,30 @@ int cuptiGetCallbackName(uint32_t domain, uint32_t id, const char **name)
     if (!name || !name_of(domain, id))
         return CU_INVALID_PARAMETER;
     *name = name_of(domain, id);
+    return CU_OK;
+}
+
+static int set_recorded(uint32_t domain, uint32_t function, uint8_t on)
+{
+    simcupti_begin();
+    if (function < MAX_ID)
+        unrecorded[domain][function] = !on;
+    return CU_OK;
+}
+
+int cuptiActivityEnableDriverApi(uint32_t function, uint8_t on)
+{
+    return set_recorded(CU_DOMAIN_DRIVER, function, on);
+}
+
+int cuptiActivityEnableRuntimeApi(uint32_t function, uint8_t on)
+{
+    return set_recorded(CU_DOMAIN_RUNTIME, function, on);
+}
+
+int cuptiSetThreadIdType(uint32_t type)
+{
+    system_threads = type == 1;
     return CU_OK;
 }
 

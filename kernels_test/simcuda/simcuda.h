@@ -70,6 +70,7 @@ typedef struct CUlaunchConfig_st {
 } CUlaunchConfig;
 
 SIMCUDA_API CUresult cuInit(unsigned int Flags);
+SIMCUDA_API CUresult cuDriverGetVersion(int *version);
 SIMCUDA_API CUresult cuCtxGetDevice(CUdevice *device);
 SIMCUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active);
 SIMCUDA_API CUresult cuCtxSynchronize(void);

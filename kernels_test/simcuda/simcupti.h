@@ -9,6 +9,7 @@
  * - Records of what the GPU does go into buffers that the user gives. A full buffer is handed over by a thread of
  *   CUPTI's once all its records lie in the past; a flush hands over what lies in the past, a forced flush everything,
  *   and what is not over yet has no times in it.
+ * - A call of the API that was made from outside is one record, of kind DRIVER or RUNTIME, if it was not switched off.
  * - Without a callback for the time, times are of CLOCK_REALTIME.
  * - cuptiFinalize takes everything away; any call begins anew.
  *
@@ -32,6 +33,17 @@
 #define SIMCUPTI_DECLARE(name, arguments) SIMCUDA_API int name arguments;
 CU_REQUIRED(SIMCUPTI_DECLARE)
 CU_OPTIONAL(SIMCUPTI_DECLARE)
+
+/* What cupti-python uses and the helper does not. */
+enum { SIMCUPTI_KIND_DRIVER = 4, SIMCUPTI_KIND_RUNTIME = 5 };
+struct simcupti_api { /* CUpti_ActivityAPI */
+    uint32_t kind, function;
+    uint64_t start, end;
+    uint32_t process, thread, correlation, result;
+};
+SIMCUDA_API int cuptiActivityEnableDriverApi(uint32_t function, uint8_t on);
+SIMCUDA_API int cuptiActivityEnableRuntimeApi(uint32_t function, uint8_t on);
+SIMCUDA_API int cuptiSetThreadIdType(uint32_t type); /* 1: as the kernel numbers them; 0: of pthreads */
 
 /* Returns 0, or -1 if there is no such setting. */
 SIMCUDA_API int simcupti_set(const char *name, int64_t value);

@@ -87,6 +87,9 @@ static size_t size_of(const uint8_t *record)
         return SIMCUPTI_MEMSET;
     case CU_KIND_SYNCHRONIZATION:
         return SYNC_SIZE;
+    case SIMCUPTI_KIND_DRIVER:
+    case SIMCUPTI_KIND_RUNTIME:
+        return sizeof(struct simcupti_api);
     default:
         return UNKNOWN_SIZE;
     }
@@ -314,6 +317,21 @@ static void write_other(const struct simcuda_item *item, uint64_t start, uint64_
         };
         memcpy(place, &record, sizeof record);
     }
+}
+
+void simcupti_call(const struct simcupti_api *call)
+{
+    pthread_mutex_lock(&simcupti.lock);
+    if (simcupti.kinds & 1ull << call->kind) {
+        struct simcupti_api *place = (void *)reserve(sizeof *place, (int64_t)call->end);
+        uint64_t shift = (uint64_t)simcupti_shift();
+        if (place) {
+            *place = *call;
+            place->start += shift;
+            place->end += shift;
+        }
+    }
+    pthread_mutex_unlock(&simcupti.lock);
 }
 
 void simcupti_item(const struct simcuda_item *item)

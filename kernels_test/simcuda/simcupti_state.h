@@ -27,6 +27,7 @@ HIDDEN int simcupti_failure(const char *name);
 /* What CUPTI's clock is ahead of CLOCK_MONOTONIC. The lock is held. */
 HIDDEN int64_t simcupti_shift(void);
 HIDDEN void simcupti_item(const struct simcuda_item *item);
+HIDDEN void simcupti_call(const struct simcupti_api *call); /* times of CLOCK_MONOTONIC */
 HIDDEN void simcupti_stop_worker(void);
 /* The lock is held. */
 HIDDEN void simcupti_forget_buffers(void);

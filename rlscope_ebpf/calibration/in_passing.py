@@ -25,7 +25,10 @@ def calibration_for(engine: Engine, say: Callable[[str], None]) -> Calibration |
         if stale is None:
             return kept
         if not kept.short:
-            say(f"The kept calibration of this host does not hold, since {stale}. Run `rlscope-ebpf calibrate`.")
+            say(
+                f"The kept calibration of this host does not hold, since {stale}, and is not used. Run "
+                "`rlscope-ebpf calibrate`; a short one, taken while attaching where that is possible, stands in for it."
+            )
     if engine.method in _SLOW_TO_DETACH:
         say("Times are not corrected for the cost of the probes: this host is not calibrated for this attach method. "
             "Run `rlscope-ebpf calibrate`.")  # fmt: skip

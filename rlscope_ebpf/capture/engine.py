@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,10 @@ class ProbeSite:
 
 
 class Engine:
-    """Not thread-safe. `method` is an attach method of `links`. Raises UnsupportedError if BPF cannot be used."""
+    """Not thread-safe, but for `loads` and `allow_returns`. `method` is an attach method of `links`.
+
+    Raises UnsupportedError if BPF cannot be used.
+    """
 
     def __init__(self, method: str, compiled: CompiledPrograms | None = None) -> None:
         self.method = method
@@ -65,6 +69,8 @@ class Engine:
         self._closer = Closer()
         self._pids: set[int] = set()
         self._watched: set[int] = set()
+        self._allowed: dict[int, int] = {}  # by process: what `allow_returns` was told last
+        self._returns_lock = threading.Lock()
         # By process, file, group and offset: functions that end in the same code share its exits.
         self._exits: set[tuple[int, str, Group, int]] = set()
         # What the kernel took, by process: offsets and cookies by file, group, `returns`.
@@ -98,6 +104,7 @@ class Engine:
     def watch_loads(self, pid: int) -> None:
         """Count what a process loads, and set no return probe (of a session) until `allow_returns`."""
         self._watched.add(pid)
+        self._allowed.pop(pid, None)
         self._programs.watch_loads(pid)
 
     def loads(self, pid: int) -> int:
@@ -111,9 +118,15 @@ class Engine:
         """Let calls in a process get return probes as long as it has loaded no more than `loads`; None: never.
 
         CUDA's get them always. Only a session keeps to it; with the other methods there are return probes while they
-        are attached.
+        are attached. Once it is never it stays so, and an older look takes nothing back.
         """
-        self._programs.allow_returns(pid, loads)
+        with self._returns_lock:
+            if loads is None:
+                self._allowed[pid] = _NEVER
+                self._programs.allow_returns(pid, None)
+            elif loads >= self._allowed.get(pid, 0):
+                self._allowed[pid] = loads
+                self._programs.allow_returns(pid, loads)
 
     def add_target(self, pid: int, *, is_python: bool, assume_held: bool) -> None:
         """Let a process's hits through. One whose loads are not watched may get return probes at once."""
@@ -334,6 +347,7 @@ class Engine:
         self._closer.add(link for key in keys for link in self._links.pop(key))
 
 
+_NEVER = 1 << 64  # more than can be loaded
 _BREAKPOINT = 0xCC
 _CALL = 0xE8  # a 5-byte nop becomes a call once it has been hit
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +133,9 @@ class GpuCapture:
             self._targets.delete(pid.to_bytes(4, "little"))
             raise
 
+    def settle(self, pid: int) -> None:
+        """Nothing is on its way: the ring has all of it."""
+
     def detach(self, pid: int) -> None:
         """Listen no more; the helper leaves within a second or two. What is in the rings can still be read."""
         for guard in self._guards.pop(pid, ()):
@@ -189,12 +193,39 @@ class GpuCapture:
         self._image.close()
 
 
+class GpuListener(Protocol):
+    """What listens to helpers in target processes; see `GpuCapture`."""
+
+    def attach(self, pid: int, path: str) -> None:
+        """Listen to the helper in a process."""
+
+    def guard(self, pid: int, path: str) -> None:
+        """Hear of others that use a libcupti in a process from now on."""
+
+    def detach(self, pid: int) -> None:
+        """Listen no more."""
+
+    def settle(self, pid: int) -> None:
+        """Whatever a process that has ended has sent can be read afterwards."""
+
+    def read(self) -> GpuRead:
+        """What has come."""
+
+    def losses(self) -> GpuLosses:
+        """Running totals."""
+
+    def close(self) -> None:
+        """Detach from all."""
+
+
 class GpuPreparation:
     """Makes a GpuCapture in a thread of its own, once it is known to be needed: compiling takes a while."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, listener: GpuListener | None = None) -> None:
+        """`listener` is taken in place of a GpuCapture."""
         self._method = method
-        self._made: GpuCapture | None = None
+        self._listener = listener
+        self._made: GpuListener | None = None
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -215,7 +246,7 @@ class GpuPreparation:
         if self._thread is not None:
             self._thread.join()
 
-    def take(self) -> GpuCapture | None:
+    def take(self) -> GpuListener | None:
         """What was made, which then belongs to the caller; None: not yet. Raises ProfilerErrors if it cannot be."""
         if self._thread is None or self._thread.is_alive():
             return None
@@ -234,7 +265,7 @@ class GpuPreparation:
     def _make(self) -> None:
         leave_working_folder()
         try:
-            self._made = GpuCapture(self._method)
+            self._made = self._listener or GpuCapture(self._method)
         except Exception as error:  # raised where the capture is asked for
             self._error = error
 

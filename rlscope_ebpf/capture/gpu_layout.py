@@ -129,6 +129,7 @@ class HelperStatus:
     simulated: bool
     finalized: int
     counters: dict[str, int]  # running totals, by COUNTERS
+    reason: str = ""  # what cupti-python said when it failed
 
 
 def parse_status(pid: int, data: bytes) -> HelperStatus | None:

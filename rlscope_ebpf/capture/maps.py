@@ -41,7 +41,7 @@ class MappedObject:
     key: ObjectKey
     path: str  # as the target sees it
     deleted: bool
-    segments: tuple[Segment, ...]  # in order of address
+    segments: tuple[Segment, ...]  # in order of address; none if it is only expected to be mapped
 
     @property
     def name(self) -> str:
@@ -86,6 +86,15 @@ def parse_maps(text: bytes) -> list[MappedObject]:
         name = os.fsdecode(path.replace(rb"\012", b"\n"))
         objects.append(MappedObject(key, name, deleted, tuple(segments)))
     return objects
+
+
+def expected_object(pid: int, path: str) -> MappedObject | None:
+    """A file that a process may map later, by its path as the process sees it; None if there is no such file."""
+    try:
+        status = os.stat(f"/proc/{pid}/root{path}")
+    except (OSError, ValueError):
+        return None
+    return MappedObject((os.major(status.st_dev), os.minor(status.st_dev), status.st_ino), path, False, ())
 
 
 def host_path(pid: int, mapped: MappedObject) -> str | None:

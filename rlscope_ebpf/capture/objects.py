@@ -100,7 +100,7 @@ class KnownObject:
             if facts is None:
                 facts = Facts(self.elf, self.mapped.name)
                 if len(_known_files) >= _CACHED_FILES:
-                    _known_files.pop(next(iter(_known_files)))
+                    _known_files.pop(next(iter(_known_files)), None)
                 _known_files[identity] = facts
             return facts
         except ElfError as error:
@@ -108,6 +108,13 @@ class KnownObject:
         except OSError as error:
             self.error = f"{self.mapped.path} cannot be read: {error.strerror}."
         return None
+
+    def is_same_file(self, other: KnownObject) -> bool:
+        """Whether both can be opened and are one file."""
+        try:
+            return self.path is not None and other.path is not None and os.path.samefile(self.path, other.path)
+        except OSError:
+            return False
 
     def defines(self, name: str) -> bool:
         """Whether the object exports a symbol."""

@@ -13,7 +13,7 @@ from rlscope_ebpf.capture.ends import NONE, RETURN, End, Ends, ExitSite
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.objects import KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
-from rlscope_ebpf.capture.selection import Chosen, callback_stubs, choose, entry_points
+from rlscope_ebpf.capture.selection import EXPORTS_LIMIT, Chosen, callback_stubs, choose, entry_points
 from rlscope_ebpf.capture.sites import Site, entry_site, other_site
 from rlscope_ebpf.model.calibration import STEPPED
 from rlscope_ebpf.model.categories import Category
@@ -165,7 +165,7 @@ class Planner:
     def unmatched(self) -> list[LibraryRule | MarkerRule]:
         """Rules of the user that match no object known so far, of whatever groups this planner is."""
         rules: tuple[LibraryRule | MarkerRule, ...] = (*self._rules, *self._markers)
-        paths = [known.mapped.path for known in self._objects.values()]
+        paths = [known.mapped.path for known in self._objects.values() if known.mapped.segments]
         return [rule for rule in rules if not any(rule.matches(path) for path in paths)]
 
     def find_switcher(self, objects: Iterable[MappedObject] = ()) -> MappedObject | None:
@@ -188,14 +188,33 @@ class Planner:
 
     def _add(self, objects: Iterable[MappedObject]) -> None:
         for mapped in objects:
+            if mapped.segments:
+                self._meet(mapped)
             self._objects.setdefault(mapped.key, KnownObject(self.pid, mapped))
+
+    def _meet(self, mapped: MappedObject) -> None:
+        """Forget that a file was only expected, but not which probes it has."""
+        for key, known in list(self._objects.items()):
+            if known.mapped.segments or known.mapped.path != mapped.path:
+                continue
+            del self._objects[key]
+            self._finished = {(file, rule) for file, rule in self._finished if file != key}
+            self._retries = {(file, rule): count for (file, rule), count in self._retries.items() if file != key}
+            # On some file systems (overlayfs, btrfs) stat and /proc/PID/maps do not agree about the device.
+            if key != mapped.key and known.is_same_file(KnownObject(self.pid, mapped)):
+                done = [(vaddr, action, kind) for (file, vaddr, action), kind in self._done.items() if file == key]
+                self._done.update({(mapped.key, vaddr, action): kind for vaddr, action, kind in done})
 
     def _close(self) -> None:
         for known in self._objects.values():
             known.close()
 
     def plan(self, objects: Iterable[MappedObject] = ()) -> Plan:
-        """Targets that these objects add. Objects of earlier calls are remembered; unusable files are noted."""
+        """Targets that these objects add. Objects of earlier calls are remembered; unusable files are noted.
+
+        Objects without segments are files that the process is expected to map: they are planned as far as the files
+        alone tell, and once more when they are mapped.
+        """
         self._add(objects)
         self._ends = Ends(self._objects.values())
         plan = Plan()
@@ -218,11 +237,12 @@ class Planner:
         matched = self._matched(notes)
         for known, rule in matched:
             yield from self._library(known, rule, memory, notes)
+        by_rule = {known.mapped.key for known, _ in matched}
+        matched = [(known, rule) for known, rule in matched if known.mapped.segments]  # others call nothing back yet
         if Group.MARKER in self._groups:
             for marker in self._markers:
                 yield from self._marked(marker, memory, notes)
         frame = self._needs_frames(matched) or (self._avoid_returns and self._is_called_back(matched))
-        by_rule = {known.mapped.key for known, _ in matched}
         late: list[tuple[KnownObject, Library]] = []
         for known in self._objects.values():
             for library in self._catalogue:
@@ -311,11 +331,22 @@ class Planner:
 
     # Functions of an object
 
+    def _can_tell(self, known: KnownObject) -> bool:
+        """Whether a library can be planned now: of one that is only expected too little may be known."""
+        if known.mapped.segments or known.facts is None:
+            return True
+        if known.facts.python_api and not any(other.defines("PyEval_SaveThread") for other in self._objects.values()):
+            return False  # the interpreter's functions would be taken for such as may throw
+        try:
+            return len(known.elf.exports) <= EXPORTS_LIMIT
+        except ElfError:
+            return False
+
     def _library(
         self, known: KnownObject, rule: LibraryRule, memory: ProcessMemory, notes: list[str]
     ) -> Iterator[ProbeTarget]:
         key = (known.mapped.key, f"--library {rule.category.name}")
-        if key in self._finished or known.facts is None:
+        if key in self._finished or known.facts is None or not self._can_tell(known):
             return
         try:
             points = entry_points(
@@ -326,8 +357,8 @@ class Planner:
                 uses_cxx=known.facts.uses_cxx,
             )
             self._settle(key, points.incomplete)
-            notes.extend(points.notes)
-            if not points.functions and not points.incomplete:
+            notes.extend(points.notes if known.mapped.segments else ())
+            if not points.functions and not points.incomplete and known.mapped.segments:
                 notes.append(f"No function of {known.mapped.path} can be called from outside, so none is probed.")
             pattern = Entry(action=Action.CALL)
             yield from self._probes(known, points.functions, pattern, rule.category, Group.BOUNDARY, "--library", notes)
@@ -430,6 +461,8 @@ class Planner:
         facts = known.facts
         if facts is None:
             return
+        if not known.mapped.segments:
+            notes = []  # what is said when it is mapped counts
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
         for function in functions:
             apart = self._avoids_returns(group) and entry.action == Action.CALL
@@ -445,6 +478,8 @@ class Planner:
                 self._throws |= end.kind != RETURN
                 if end.kind == NONE and group == Group.REENTRY:
                     continue  # once in Python, the thread would stay there
+                if not known.mapped.segments and (end.kind == NONE or end.far):
+                    continue  # the file in which it ends may come with this one
                 if offset in end.offsets:
                     continue  # nothing but a jump into the C library: it begins where it ends
             yield ProbeTarget(

@@ -94,7 +94,7 @@ def group() -> None:
     """Where does the time of a running reinforcement-learning program go?
 
     Attaches to a process without changing its code and shows, per operation of the training algorithm, the time spent
-    in Python, in the simulator, in the ML backend and in the CUDA API.
+    in Python, in the simulator, in the ML backend and in the CUDA API, and what a GPU did for it.
 
     \b
     Start here:
@@ -168,8 +168,9 @@ def _raise_if_debugging(context: click.Context | None) -> None:
 def _usage_sentences(error: click.ClickException) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else PROGRAM
-    message = " ".join(error.format_message().split()).rstrip(".")
-    return f"{message}.", f"`{path} --help` lists what can be given."
+    message = " ".join(error.format_message().split())
+    stop = "" if message.endswith((".", "?", "!")) else "."
+    return message + stop, f"`{path} --help` lists what can be given."
 
 
 def _say(problem: str, remedy: str = "") -> None:

@@ -45,7 +45,7 @@ def command(
 
     for pid in options.pids:
         inspect(pid)  # a wrong pid is the first thing to complain about
-    announce(f"process {', '.join(map(str, options.pids))}")
+    announce(options.pids)
     with Preparation(options.attach_method) as preparation:
         from rlscope_ebpf.cli.recording import record
 

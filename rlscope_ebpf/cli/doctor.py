@@ -32,7 +32,8 @@ def command(pid: int | None, libraries: tuple[str, ...], markers: tuple[str, ...
 
     With --pid, also what would be probed in a process; --library and --marker as for `attach` are then taken in.
 
-    Exits with 0 if the profiler can work, with 3 if permissions are missing, and with 4 if something else is.
+    Exit status: 0 if the profiler can work, 2 if there is no such process, 3 if permissions are missing, 4 if something
+    else is. Limits (marked as such) do not change it.
     """
     from rlscope_ebpf.capture.checks import check_host, exit_status
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ library_option = click.option(
     multiple=True,
     metavar="CATEGORY=PATTERN",
     help="Calls into shared objects whose path matches this glob belong to this category (backend or simulator). "
-    "Repeatable; adds to the built-in catalogue.",
+    "A library named by its whole path is probed before it is loaded. Repeatable; adds to the built-in catalogue.",
 )
 marker_option = click.option(
     "--marker",
@@ -67,7 +67,8 @@ _CAPTURE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="GPU kernel times, told by a helper library in the program. auto: if it can be loaded without delay (by "
         "`run` always, by `attach` with Frida); cupti: `attach` may also use gdb, which stops the program for a second "
-        "or so; off: none, and nothing is loaded.",
+        "or so; cupti-python: with `run`, by that package in the program's own Python, which is slow; off: none, and "
+        "nothing is loaded.",
     ),
     click.option(
         "--attach-method",
@@ -99,9 +100,11 @@ def capture_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def announce(target: str) -> None:
+def announce(pids: Sequence[int], what: str = "") -> None:
     """Say at once what is going on: compiling and setting the probes may take seconds."""
-    click.echo(f"Attaching to {target}.", err=True)
+    from rlscope_ebpf.model import format as fmt  # imports NumPy, which --help need not wait for
+
+    click.echo(f"Attaching to {what}{fmt.processes(pids)}.", err=True)
 
 
 def read_capture_options(

@@ -69,7 +69,7 @@ def describe(snapshot: Snapshot) -> str:
         fmt.clock(snapshot.elapsed_ns),
         fmt.rate(snapshot.events_per_s, "events"),
         fmt.probes(counters),
-        f"overhead {fmt.overhead(snapshot.overhead_fraction, snapshot.overhead_plausible)}",
+        f"overhead {fmt.overhead(snapshot.overhead_fraction, snapshot.overhead_plausible)} so far",
         fmt.losses(snapshot.losses) or "nothing lost",
     ]
     busiest = max((row for row in snapshot.operations if row.path), key=lambda row: row.wall_ns, default=None)

@@ -320,10 +320,9 @@ def _show_detaching(profiler: Profiler) -> None:
 
 
 def _opening(options: CaptureOptions, command: LaunchedCommand | None) -> str:
-    what = "process" if len(options.pids) == 1 else "processes"
-    end = f"for {options.duration_s:g} s" if options.duration_s else "until Ctrl-C"
-    verb = "Profiling the command, as" if command is not None else "Profiling"
-    return f"{verb} {what} {', '.join(map(str, options.pids))} {end}."
+    verb, end = ("Profiling the command,", "until it ends") if command is not None else ("Profiling", "until Ctrl-C")
+    end = f"for {options.duration_s:g} s" if options.duration_s else end
+    return f"{verb} {fmt.processes(options.pids)} {end}."
 
 
 def _show_tui(

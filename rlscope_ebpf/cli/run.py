@@ -57,7 +57,7 @@ def run_command(words: Sequence[str], options: CaptureOptions, *, notices: Seque
         gpu = stack.enter_context(prepare_environment(options.gpu, identity))
         output = None if log is None else log.descriptor
         child = stack.enter_context(launch(words, output=output, identity=identity, environment=gpu.environment))
-        announce(f"the command, process {child.pid}")
+        announce([child.pid], "the command, ")
         options = replace(options, pids=(child.pid,))
         options = replace(options, output=trace_path(options))
         if log is not None:

@@ -29,7 +29,7 @@ def _process_block(process: ProcessRow, snapshot: Snapshot) -> str:
         of = f" of {process.total_steps:,}" if process.total_steps else ""
         lines[0] += f", step {process.step:,}{of}"
     if not rows:
-        return lines[0] + "\n  nothing happened in it"
+        return lines[0] + "\n  nothing was seen of what it did"
     wall_ns = sum(row.wall_ns for row in rows)
     phases = sorted({row.phase for row in rows}, key=lambda phase: (phase != DEFAULT_PHASE, phase))
     categories = [category for category in Category if any(row.category_ns[category] for row in rows)]

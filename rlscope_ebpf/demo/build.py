@@ -22,8 +22,8 @@ def simulator_library() -> Path:
 
     Raises UnsupportedError if it is neither packaged nor can be compiled.
     """
-    packaged = PACKAGE / LIBRARY
-    if packaged.is_file():
+    packaged = packaged_simulator()
+    if packaged is not None:
         return packaged
     if not SOURCE.is_file():
         raise UnsupportedError(
@@ -31,6 +31,12 @@ def simulator_library() -> Path:
             "Reinstall rlscope-ebpf from a wheel, or run the demo from a checkout of its repository.",
         )
     return _compiled(SOURCE)
+
+
+def packaged_simulator() -> Path | None:
+    """The library that comes with the package, if it does."""
+    packaged = PACKAGE / LIBRARY
+    return packaged if packaged.is_file() else None
 
 
 def _compiled(source: Path) -> Path:

@@ -153,6 +153,12 @@ def plural_exact(n: int, noun: str, nouns: str | None = None) -> str:
     return f"{n:,} {noun if n == 1 else nouns or noun + 's'}"
 
 
+def processes(pids: Sequence[int]) -> str:
+    """ "process 7", "processes 7, 8 and 9"."""
+    *others, last = map(str, pids)
+    return f"processes {', '.join(others)} and {last}" if others else f"process {last}"
+
+
 def shorten(text: str, width: int) -> str:
     """`text` in at most `width` characters, with an ellipsis at its end if cut."""
     if len(text) <= width:

@@ -6,6 +6,15 @@ from enum import IntEnum
 
 import numpy as np
 
+NO_CUDA = "The target has not loaded CUDA"
+NO_USE = "The target has loaded CUDA, and has not made use of it"
+"""Why there are no GPU times (`SessionInfo.gpu_reason`) of a program that uses no GPU."""
+
+
+def is_unused(mode: str, reason: str) -> bool:
+    """Whether there are no GPU times since nothing uses a GPU: then nothing need be said of it."""
+    return mode == "unavailable" and reason in (NO_CUDA, NO_USE)
+
 
 class GpuKind(IntEnum):
     """What a record, or a row of the table, tells of (`enum rlscope_gpu_kind`)."""

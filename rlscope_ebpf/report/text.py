@@ -18,6 +18,7 @@ from rich.text import Text
 from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
+from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
 from rlscope_ebpf.report import gpu_text
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
@@ -265,14 +266,16 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
             if not ns:
                 yield NOTHING
                 continue
-            part = share(ns / of_ns)
-            if sampled:
+            part, off = share(ns / of_ns), ""
+            if sampled and part != REFUSED:
                 off_ns = spread_ns([row.total.sampled for row in rows], category)
-                part += f" {fmt.error(off_ns / of_ns) if off_ns and part != REFUSED else '':<{_ERROR_WIDTH}}"
-            if wide:
-                yield part if sampled else f"{fmt.duration(ns)} {part:>{_SHARE_WIDTH}}"
+                off = fmt.error(off_ns / of_ns) if off_ns else ""
+            if not wide:
+                yield "\n".join(filter(None, (fmt.duration(ns), part, off)))
+            elif sampled:
+                yield f"{part} {off:<{_ERROR_WIDTH}}"
             else:
-                yield f"{fmt.duration(ns)}\n{part}"
+                yield f"{fmt.duration(ns)} {part:>{_SHARE_WIDTH}}"
 
     def on_cpu(state_ns: Sequence[int]) -> str:
         """The part of the time in which threads ran."""
@@ -402,7 +405,9 @@ def _notes(breakdown: Breakdown) -> Iterator[RenderableType]:
         )
         if breakdown.info.capture.get("mode") == "sample":
             yield Text("Samples count no calls: there are no transitions (--mode trace has them).", "dim")
-    yield Text(_gpu_sentence(breakdown))
+    info = breakdown.info
+    if not is_unused(info.gpu, info.gpu_reason) or any(process.cuda_calls for process in breakdown.processes):
+        yield Text(_gpu_sentence(breakdown))
 
 
 def _gpu_sentence(breakdown: Breakdown) -> str:

@@ -25,13 +25,16 @@ WHAT_IS_LOST: dict[Group, str] = {
 }
 """How the figures change without a group: the beginning of a sentence."""
 
+TURN_S = 0.5
+"""Between two decisions."""
+
 _OVER_TURNS = 2
 """Turns in a row over the limit before something is given up: one burst is not a trend."""
 
 
 @dataclass(slots=True)
 class Governor:
-    """Decides once a turn (half a second). `limit` is a share of the targets' time; 0: none."""
+    """Decides once a turn (`TURN_S`). `limit` is a share of the targets' time; 0: none."""
 
     limit: float
     _over: int = 0
@@ -59,13 +62,14 @@ class Governor:
             if spent_ns[group] > 0.1 * (float(spent_ns.sum()) - self.limit * target_ns):
                 self._left = tuple(other for other in self._left if other != group)
                 return group, ImportantNotice(
-                    f"{WHAT_IS_LOST[group]}: {GROUP_NAMES[group]} were taken off, since all probes together took "
-                    f"{fmt.percent(share)} of the target's time, over the limit of {fmt.percent(self.limit)}."
+                    f"{WHAT_IS_LOST[group]}: {GROUP_NAMES[group]} were taken off, since in the last {TURN_S:g} s "
+                    f"all probes together took {fmt.percent(share)} of the target's time, over the limit of "
+                    f"{fmt.percent(self.limit)}."
                 )
         if self._warned:
             return None, None
         self._warned = True
         return None, (
-            f"Probes take {fmt.percent(share)} of the target's time, over the limit of {fmt.percent(self.limit)}, "
-            "and none are left that the figures can do without."
+            f"In the last {TURN_S:g} s probes took {fmt.percent(share)} of the target's time, over the limit of "
+            f"{fmt.percent(self.limit)}, and none are left that the figures can do without."
         )

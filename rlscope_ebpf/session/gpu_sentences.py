@@ -8,8 +8,9 @@ from typing import Final
 from rlscope_ebpf.capture.gpu_files import LIBRARY_VARIABLE
 from rlscope_ebpf.capture.gpu_layout import Function, HelperState, HelperStatus
 
-NO_CUDA: Final = "The target has not loaded CUDA"
-NO_USE: Final = "The target has loaded CUDA, and has not made use of it"
+NO_ANSWER: Final = (
+    "The target has loaded CUDA, and has not started cupti-python (it is no Python, or was started with -I, -E or -S)"
+)
 
 _INSUFFICIENT_PRIVILEGES: Final = 35  # CUPTI_ERROR_INSUFFICIENT_PRIVILEGES
 _FEW_BATCHES: Final = 8  # without a kernel in them: something is wrong
@@ -33,6 +34,11 @@ def not_active(status: HelperStatus) -> str:
             f"The libcupti of {who} has version {status.cupti_version}, which is not known here: no GPU times. "
             "CUDA 12 and 13 are; update rlscope-ebpf."
         )
+    if status.reason:
+        return (
+            f"cupti-python failed in {who} ({status.reason}): no GPU times. Install it in the program's environment "
+            "(`pip install cupti-python`), in the version of its CUDA, or use --gpu cupti."
+        )
     if status.error == _INSUFFICIENT_PRIVILEGES:
         return (
             f"The driver does not let {who} use CUPTI (error {status.error}): no GPU times. Load the driver's module "
@@ -53,8 +59,8 @@ def foreign_came(pid: int, called: Function) -> str:
         )
     return (
         f"Another profiler (torch.profiler, for one) asked for CUPTI in process {pid}, which the GPU helper has, and "
-        "was refused: it sees no GPU events, and PyTorch's, if that was its first use, none until the program is started "
-        "anew. Attach after its first use, or with --gpu off."
+        "was refused: it sees no GPU events, and PyTorch's, if that was its first use, none until the program is "
+        "started anew. Attach after its first use, or with --gpu off."
     )
 
 
@@ -65,6 +71,22 @@ def was_loaded(pid: int, way: str, again: bool) -> str:
     return (
         f"{what} {pid} {how}, for GPU kernel times; it sleeps when the profiler leaves, and --gpu off does without it. "
         "Meanwhile PyTorch's own profiler sees no GPU events there, and if it is first used now, none later either."
+    )
+
+
+def cupti_python_costs(pid: int) -> str:
+    """Said once it works."""
+    return (
+        f"GPU records of process {pid} are taken by cupti-python in its own Python, at about 25 us each: a program "
+        "that launches much runs several times slower. --gpu cupti costs next to nothing."
+    )
+
+
+def cupti_python_needs_run(pid: int) -> str:
+    """It is only started with a command."""
+    return (
+        f"cupti-python cannot be loaded into process {pid}, which runs already: no GPU times. Start the program with "
+        "`rlscope-ebpf run --gpu cupti-python`, or use --gpu cupti."
     )
 
 

@@ -14,23 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.demangle import demangled
-from rlscope_ebpf.capture.gpu import GpuCapture, GpuPreparation, GpuRead, read_status
+from rlscope_ebpf.capture.gpu import GpuListener, GpuPreparation, GpuRead, read_status
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, LIBRARY_VARIABLE
 from rlscope_ebpf.capture.gpu_injection import Way, ways
 from rlscope_ebpf.capture.gpu_layout import Function, HelperState, HelperStatus
 from rlscope_ebpf.capture.maps import MappedObject, host_path
 from rlscope_ebpf.capture.nvml import Utilization
 from rlscope_ebpf.errors import ProfilerError
-from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK
+from rlscope_ebpf.model.gpu import GPU_RECORD_DTYPE, IS_WORK, NO_CUDA, NO_USE
 from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.tables import Batch, DeviceInfo, GpuSource, ImportantNotice
 from rlscope_ebpf.session.gpu import GpuMatcher
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_loading import Loading, foreign_injection
 from rlscope_ebpf.session.gpu_sentences import (
-    NO_CUDA,
-    NO_USE,
+    NO_ANSWER,
     another_injected,
+    cupti_python_costs,
+    cupti_python_needs_run,
     foreign_came,
     gdb_stops,
     nobody_loads,
@@ -114,7 +115,7 @@ class GpuWatch:
         self._launched = launched
         self._watched: dict[int, _Watched] = {}
         self._preparation = preparation
-        self._capture: GpuCapture | None = None
+        self._capture: GpuListener | None = None
         self._matcher = GpuMatcher(registry, host_tid=self._host_tid)
         self._problem = ""  # of the session as a whole
         self._told: GpuSource | None = None
@@ -136,7 +137,8 @@ class GpuWatch:
         if any(each.was_active for each in self._watched.values()):
             return GpuSource("simulated" if self._simulated else "cupti", reason)
         if not reason:
-            reason = NO_USE if any(each.uses_cuda for each in self._watched.values()) else NO_CUDA
+            used = NO_ANSWER if self._mode == "cupti-python" else NO_USE
+            reason = used if any(each.uses_cuda for each in self._watched.values()) else NO_CUDA
         return GpuSource("unavailable", reason)
 
     def look(self, target: Target, new: Iterable[MappedObject]) -> None:
@@ -149,7 +151,7 @@ class GpuWatch:
             watched = self._watched[target.pid] = _Watched(target, thread_ids=ThreadIds(target.process))
             if self._launched is not None:
                 self._preparation.wait()  # if it was begun: the command is held, and nothing of it shall be missed
-        refused = self._launched is not None and not self._launched.path
+        refused = self._launched is not None and not self._launched.works
         for mapped in new:
             if mapped.name.startswith(_CUDA):
                 if not refused:
@@ -193,6 +195,9 @@ class GpuWatch:
     def settle(self) -> None:
         """At the session's end: wait for what the GPU has done until now."""
         running = [each for each in self._watched.values() if each.target.end_ns is None and self._is_active(each)]
+        for pid, each in self._watched.items():
+            if self._capture is not None and each.target.end_ns is not None:
+                self._capture.settle(pid)
         deadline = time.monotonic() + (LAST_S if running else 0)
         while True:
             self._read()
@@ -253,7 +258,7 @@ class GpuWatch:
             if path is not None and self._listen(watched, path) and self._launched is None and not _works(status):
                 self._load(watched)
         elif self._launched is not None:
-            if self._launched.path:
+            if self._launched.works:
                 self._listen(watched, self._launched.path)
         elif watched.uses_cuda and monotonic_ns() >= watched.cuda_seen_ns + SETTLING_NS:
             self._load(watched)
@@ -265,6 +270,10 @@ class GpuWatch:
         watched.loaded = True
         watched.was_there = watched.mapped is not None
         pid = watched.target.pid
+        if self._mode == "cupti-python":
+            watched.problem = cupti_python_needs_run(pid)
+            self._notices.append(watched.problem)
+            return
         foreign = foreign_injection(pid)
         if foreign:
             watched.problem = another_injected(pid, foreign)
@@ -388,7 +397,10 @@ class GpuWatch:
     def _hear(self, watched: _Watched, status: HelperStatus) -> None:
         watched.status = status
         self._simulated |= status.simulated
-        watched.was_active |= status.state == HelperState.ACTIVE
+        if status.state == HelperState.ACTIVE and not watched.was_active:
+            watched.was_active = True
+            if self._mode == "cupti-python":
+                self._notices.append(cupti_python_costs(status.pid))
         since = {name: value - watched.base.get(name, 0) for name, value in status.counters.items()}
         self._matcher.set_lost(status.pid, sum(since[name] for name in _LOST), sum(since[name] for name in _INVALID))
         if not watched.problem and status.state >= HelperState.FOREIGN:

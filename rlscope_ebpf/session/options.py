@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args
 from rlscope_ebpf.errors import UsageError
 from rlscope_ebpf.model.categories import Category
 
-GpuMode = Literal["auto", "cupti", "off"]
+GpuMode = Literal["auto", "cupti", "cupti-python", "off"]
 CaptureMode = Literal["auto", "trace", "sample"]
 AttachMethod = Literal["auto", "session", "multi", "perf"]
 
@@ -36,10 +37,11 @@ class LibraryPattern:
 
     category: Category
     pattern: str  # glob; without a slash it is compared with the file's name, too
+    file: str = ""  # the existing file that the pattern names, if it is a path: absolute, without symbolic links
 
     def matches(self, path: str) -> bool:
         """Whether a mapped file of this path is meant. `*` also spans slashes."""
-        if fnmatchcase(path, self.pattern):
+        if path == self.file or fnmatchcase(path, self.pattern):
             return True
         return "/" not in self.pattern and fnmatchcase(path.rpartition("/")[2], self.pattern)
 
@@ -54,10 +56,13 @@ class NativeMarker:
     name: str  # of the operation
     library: str  # path, file name or glob of the shared object (or executable)
     symbol: str
+    file: str = ""  # as for LibraryPattern
 
     def matches(self, path: str) -> bool:
         """Whether the function is looked for in a mapped file of this path."""
-        return fnmatchcase(path, self.library) or fnmatchcase(path.rpartition("/")[2], self.library)
+        return (
+            path == self.file or fnmatchcase(path, self.library) or fnmatchcase(path.rpartition("/")[2], self.library)
+        )
 
     def __str__(self) -> str:
         return f"{self.name}={self.library}:{self.symbol}"
@@ -127,7 +132,18 @@ def parse_library(text: str) -> LibraryPattern:
     if category not in LIBRARY_CATEGORIES:
         known = " or ".join(f"{name}=PATTERN" for name in LIBRARY_CATEGORIES)
         raise UsageError(f"--library knows no category {category!r}.", f"Use {known}.")
-    return LibraryPattern(LIBRARY_CATEGORIES[category], pattern)
+    return LibraryPattern(LIBRARY_CATEGORIES[category], pattern, _existing_file(pattern))
+
+
+def _existing_file(pattern: str) -> str:
+    """What a process that loads the library will have mapped; empty if the pattern is no path of a file."""
+    if "/" not in pattern:
+        return ""
+    try:
+        path = os.path.realpath(pattern)
+    except ValueError:  # no path at all
+        return ""
+    return path if os.path.isfile(path) else ""
 
 
 def parse_marker(text: str) -> NativeMarker:
@@ -154,7 +170,7 @@ def parse_marker(text: str) -> NativeMarker:
             f"The operation name of --marker {name[:20]}… is longer than {OPERATION_NAME_MAX} bytes.",
             "Choose a shorter name.",
         )
-    return NativeMarker(name, library, symbol)
+    return NativeMarker(name, library, symbol, _existing_file(library))
 
 
 def parse_duration(value: float | None) -> float | None:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.engine import Engine, armed_sites
+from rlscope_ebpf.capture.engine import Engine, ProbeSite, armed_sites
 from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
-from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
+from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher, expected_object, read_maps
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
+from rlscope_ebpf.capture.objects import C_LIBRARIES
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
@@ -48,10 +49,12 @@ from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.background import BackgroundPlan
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following
+from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
 from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
-from rlscope_ebpf.session.guard import nests_deeply, why_switching
+from rlscope_ebpf.session.guard import ReturnGuard, nests_deeply, why_switching
+from rlscope_ebpf.session.lateness import lateness
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
@@ -73,8 +76,6 @@ LOADING_TURN_S = 0.05
 """The same while a target is loading: at its start, and for `LOADING_S` after each new library."""
 
 LOADING_S = 1.0
-
-GOVERNOR_TURN_S = 0.5
 
 LINGER_NS = 1_000_000_000
 """Within so long of the end of its main thread, a process has ended with it."""
@@ -121,12 +122,12 @@ class Profiler:
         self._early: list[Batch] = []  # what was matched while attaching
         self._opened = OpenedMeanwhile()
         self._own_texts: list[NDArray[np.void]] = []  # names that the profiler gives itself
-        self._telling = False  # whether any probe tells something by itself
         self._loaded_ns = 0  # when a target last loaded something
         self._by_group: dict[str, tuple[int, int]] = {}  # probes attached, of these armed
         self._shed_groups: set[Group] = set()
         self._definitions: list[Definition] = []
         self._avoids_returns = False
+        self._guards: list[ReturnGuard] = []
         self._attached = self._armed = self._shed = self._received = 0
         self._notices_given = 0
         self._final: ProbeCounters | None = None  # as the session ended
@@ -164,6 +165,11 @@ class Profiler:
         return self._started
 
     @property
+    def _samples_all(self) -> bool:
+        """Whether samples tell what every thread does, whatever is probed."""
+        return self.options.mode == "sample"
+
+    @property
     def targets(self) -> tuple[Target, ...]:
         """The profiled processes."""
         return tuple(self._targets.values())
@@ -194,7 +200,10 @@ class Profiler:
         if self.options.follow:  # before anything is looked at, so that no child is missed
             self._following = Following(self, self.notices)
             self._following.begin(self.options.pids)
-        gpu = self._gpu_preparation = GpuPreparation(choose_attach_method(self.options.attach_method))
+        gpu = self._gpu_preparation = GpuPreparation(
+            choose_attach_method(self.options.attach_method),
+            self.launched_gpu.listener if self.launched_gpu is not None else None,
+        )
         if expects_gpu(self.options.gpu, self.launched_gpu):
             gpu.begin()
         plans: list[tuple[Target, list[Plan]]] = []
@@ -208,7 +217,7 @@ class Profiler:
         for target, planned in plans:
             self._engine.watch_loads(target.pid)
             self._attach_planned(target, planned)
-        if not self._telling and not self.patient and self.options.mode != "sample":
+        if not self.patient and not self._samples_all and not any(target.telling for target in self.targets):
             raise UnsupportedError(
                 "No probe could be set in the target: it has no interpreter, no markers and no known library.",
                 "Annotate it with rlscope_ebpf.markers, or name its libraries with --library.",
@@ -285,6 +294,7 @@ class Profiler:
 
     def close(self) -> None:
         """Detach from everything. Safe to call twice."""
+        self._end_guards()
         if self._gpu:
             self._gpu.close()
         if self._gpu_preparation:
@@ -420,6 +430,11 @@ class Profiler:
         else:
             self._engine.allow_returns(target.pid, loads)
 
+    def _end_guards(self) -> None:
+        for guard in self._guards:
+            guard.end()
+        self._guards.clear()
+
     def _avoid_returns(self, reason: str) -> None:
         """Use no return probes on calls any more.
 
@@ -438,6 +453,7 @@ class Profiler:
                 self._loaded.detach_returns(target.pid)
                 self._uncount(target.returning)
                 target.returning.clear()
+                target.expected = [each for each in target.expected if not _goes_with_returns(each[0])]
                 target.replan = True
         if self._loaded:
             self._loaded.shed(Group.GATE)
@@ -455,8 +471,7 @@ class Profiler:
         """Set a target's probes; their hits are let through later."""
         for plan in plans:
             self._attach(target, plan)
-        if Group.MARKER not in _groups(plans):
-            self._expect_markers(target)
+        self._expect(target, plans)
 
     def _let_through(self, target: Target, plans: list[Plan]) -> None:
         """Begin to profile a target whose probes are set."""
@@ -467,8 +482,17 @@ class Profiler:
             self.notices.append(f"Process {target.pid} ended while its probes were being set: nothing is known of it.")
             return
         loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
+        target.polled_ns = monotonic_ns()
         target.unplanned = target.watcher.poll() or []
+        self._check_expected(target, target.unplanned)
         self._guard_returns(target, target.unplanned, loads)
+        if (
+            target.parent is None
+            and target.expects_returns
+            and self._engine.method == "session"
+            and not self._avoids_returns
+        ):
+            self._guards.append(ReturnGuard(self._engine, target.pid))
         known = self._seed(target, target.start_ns)
         follows_gil = target.follows_gil = target.follows_gil or Group.GIL in _groups(plans)
         self._engine.add_target(
@@ -516,19 +540,26 @@ class Profiler:
             ImportantNotice("Samples of the clock stand in for them from now on: figures that they tell are marked.")
         )
 
-    def _expect_markers(self, target: Target) -> None:
-        """Probe the marker library that comes with this profiler before a target has loaded it.
+    def _expect(self, target: Target, plans: Sequence[Plan]) -> None:
+        """Probe libraries before a target has loaded them: the markers', and those that the user gave the paths of.
 
-        The kernel sets the probes the moment the file is mapped, so that not even the first annotation is missed.
+        The kernel sets the probes the moment the file is mapped, so that not even the first annotation is missed. (In a
+        session, calls with return probes are followed a moment later: see ReturnGuard.)
         """
-        try:
-            path = marker_library()
-            status = path.stat()
-        except (UnsupportedError, OSError):
-            return
-        key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
-        expected = MappedObject(key, str(path), deleted=False, segments=())
-        self._attach(target, target.planners[0].plan([expected]), expected=True)
+        paths = [library.file for library in self.options.libraries if library.file]
+        paths += [marker.file for marker in self.options.markers if marker.file]
+        planners = target.planners if paths else target.planners[:1]
+        if paths:
+            paths += _c_libraries(target)
+        if Group.MARKER not in _groups(plans):
+            with suppress(UnsupportedError):
+                paths.append(str(marker_library()))
+        known = {mapped.path for mapped in target.watcher.objects.values()}
+        expected = [expected_object(target.pid, path) for path in dict.fromkeys(paths) if path not in known]
+        files = [mapped for mapped in expected if mapped is not None]
+        if files:
+            for planner in planners:
+                self._attach(target, planner.plan(files))
 
     def _seed(self, target: Target, time_ns: int) -> set[int]:
         """Tell programs and matcher what the target has said before: phase, metadata, open operations.
@@ -546,7 +577,8 @@ class Profiler:
         stacks = {stack.tid: stack for stack in read_thread_stacks(target.pid, objects)}
         for stack in stacks.values():
             self._engine.add_marker_record(target.pid, stack.tid, stack.record_address)
-        for tid in {target.pid, *(tid for tid, stack in stacks.items() if stack.depth)}:
+        main = {target.pid} if self._samples_all or target.is_told_of else set()
+        for tid in main | {tid for tid, stack in stacks.items() if stack.depth}:
             names = stacks[tid].names if tid in stacks else ()
             # Who sleeps does not run Python, whatever it waits for.
             asleep = sleeps(target.pid, tid)
@@ -563,12 +595,12 @@ class Profiler:
         now = monotonic_ns()
         self._opened.watch(known, [Seed(target.pid, each.tid, each.names, now) for each in new if each.depth], now)
 
-    def _attach(self, target: Target, plan: Plan, *, expected: bool = False) -> None:
-        """Attach what is planned; of files that are only `expected` nothing is counted before they are mapped."""
-        self.notices.extend(plan.notes)
+    def _attach(self, target: Target, plan: Plan) -> None:
+        """Attach what is planned; of files that are only expected nothing is counted before they are mapped."""
+        self.notices += [note for note in plan.notes if note not in self.notices]  # of several targets each says it
         allow_returns = target.process.allows_return_probes
         planned = [
-            (site, planned.operation)
+            (site, planned)
             for planned in plan.targets
             if planned.group not in self._shed_groups
             for site in probe_sites(planned, allow_returns=allow_returns)
@@ -577,24 +609,30 @@ class Profiler:
             return
         # Operations by --marker carry the probe's id where others carry the hash of a name.
         first = self._engine.next_probe
-        names = [(first + index, TextKind.NAME, operation) for index, (_, operation) in enumerate(planned) if operation]
+        names = [
+            (first + index, TextKind.NAME, function.operation)
+            for index, (_, function) in enumerate(planned)
+            if function.operation
+        ]
         if names:
             self._own_texts.append(text_records(names))
         sites = [site for site, _ in planned]
-        self._telling |= any(site.action not in _TELL_NOTHING for site in sites) and not expected
         self.costs.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
-        if not expected:
-            target.returning += [
-                probe
-                for site, probe in zip(sites, probes, strict=True)
-                if site.returns and site.group != Group.CUDA  # as Engine.detach_returns has it
-            ]
-        if expected:
-            target.expected = list(zip(sites, probes, strict=True))
-        else:
-            self._count(probes)
+        here: list[tuple[ProbeSite, ProbeInfo]] = []
+        for (site, function), probe in zip(planned, probes, strict=True):
+            (here if function.object.segments else target.expected).append((site, probe))
+        self._take_in(target, here)
+
+    def _take_in(self, target: Target, probes: Sequence[tuple[ProbeSite, ProbeInfo]]) -> None:
+        """Count probes that can be hit."""
+        if not target.telling and any(site.action not in _TELL_NOTHING for site, _ in probes):
+            target.telling = True
+            if target.start_ns and not target.process.is_python and not self._samples_all:
+                self._matcher.seed_thread(target.pid, target.pid, (), monotonic_ns() - SETTLE_NS)
+        target.returning += [probe for site, probe in probes if _goes_with_returns(site)]
+        self._count([probe for _, probe in probes])
 
     def _count(self, probes: Sequence[ProbeInfo]) -> None:
         self._attached += len(probes)
@@ -733,6 +771,7 @@ class Profiler:
             if not ended and target.has_executed():
                 self._renew(target)
             loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
+            since_ns, target.polled_ns = target.polled_ns, monotonic_ns()
             new = None if ended else target.watcher.poll()
             if new is None:
                 # What the kernel told is the end, unless threads have gone on without the main thread.
@@ -744,7 +783,7 @@ class Profiler:
                 self._loaded_ns = now_ns
                 if not target.process.is_python:
                     self._look_again(target)
-            self._check_expected(target, new)
+            unexpected = self._check_expected(target, new)
             self._follow_interpreter(target, new)
             if new and self._samples:
                 self._sampler.look(target.pid)
@@ -758,18 +797,22 @@ class Profiler:
                     continue
                 self._attach(target, target.planning.result())
                 target.planning = None
+            plans = []
             for planner in target.planners:
                 if new or planner.incomplete or target.replan:
                     if target.parent is not None and planner is not target.planners[0]:
                         target.planning = BackgroundPlan(planner, new)
                         continue
                     plan = planner.plan(new)
+                    plans.append(plan)
                     if any(probe.group == Group.MARKER and not probe.operation for probe in plan.targets):
                         moment = monotonic_ns() - SETTLE_NS
                         self._turn(moment)  # what is in the ring came before
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
+            if late := lateness(unexpected, plans, monotonic_ns() - since_ns):
+                self.notices.append(late)
         self._forget_ended(now_ns)
 
     def _renew(self, target: Target) -> None:
@@ -782,10 +825,15 @@ class Profiler:
         older = target.planners
         target.planners = self._planners_of(target.process, self._engine.method)
         for planner, old in zip(target.planners, older, strict=True):
-            planner.take_over(old)
+            if target.planning is not None and old is older[-1]:  # what it has found will not be attached any more
+                planner.avoid_returns()
+            else:
+                planner.take_over(old)
+        target.planning = None
         moment = monotonic_ns() - SETTLE_NS
         self._turn(moment)  # what is in the ring came before
-        self._matcher.seed_thread(target.pid, target.pid, (), moment)
+        if self._samples_all or target.is_told_of:
+            self._matcher.seed_thread(target.pid, target.pid, (), moment)
 
     def _look_again(self, target: Target) -> bool:
         """See what a target is now; whether it can be seen."""
@@ -802,20 +850,33 @@ class Profiler:
     def _look_at_rules(self, complain: bool) -> None:
         """Say what the user named and the targets do not have."""
         planners = (target.planners[0] for target in self._targets.values())
-        self.notices += self._rules.look(planners, complain=complain)
+        # Between the last look and its end a program may have loaded what is expected of it.
+        ended = [target for target in self._targets.values() if target.end_ns is not None]
+        spared = {site.library for target in ended for site, _ in target.expected}
+        self.notices += self._rules.look(planners, complain=complain, spared=spared)
 
-    def _check_expected(self, target: Target, new: Sequence[MappedObject]) -> None:
-        """Count the probes on an expected file once it is mapped."""
+    def _check_expected(self, target: Target, new: Sequence[MappedObject]) -> list[MappedObject]:
+        """Count the probes on expected files that are mapped now. Returns the objects that were not expected."""
+        others = []
         for mapped in new:
-            came = [(site, probe) for site, probe in target.expected if mapped.path == site.library]
+            came = [(site, probe) for site, probe in target.expected if site.library == mapped.path]
             if came:
-                target.expected.clear()
+                target.expected = [(site, probe) for site, probe in target.expected if site.library != mapped.path]
+                came = [(site, probe) for site, probe in came if site.group not in self._shed_groups]
                 placed = [replace(site, address=mapped.address(site.offset) or 0) for site, _ in came]
                 armed = armed_sites(target.pid, placed)
                 probes = [replace(probe, armed=bool(up)) for (_, probe), up in zip(came, armed, strict=True)]
                 self._definitions.extend(probes)
-                self._count(probes)
-                self._telling = True
+                self._take_in(target, list(zip(placed, probes, strict=True)))
+            else:
+                others.append(mapped)
+        return others
+
+    def _expected_were_hit(self) -> bool:
+        """Whether a library was used whose coming was not noticed: the target may have ended first."""
+        sites = [site for target in self.targets for site, _ in target.expected]
+        groups = {site.group for site in sites if site.action not in _TELL_NOTHING}
+        return bool((self._final or self._engine.counters()).hits[list(groups)].any())
 
     def _govern(self, now_ns: int) -> None:
         spent = self.costs.spent_by_group_ns(self._engine.counters())
@@ -850,11 +911,13 @@ class Profiler:
         """Read what is left, close what is open. Returns the end of the session."""
         # Detaching takes a while, with some methods minutes, and probes go one after the other: the session ends, and
         # its sinks are finished, before the first of them does.
+        self._end_guards()
         end_ns, self._final = self._at_one_moment()
         if self._following:
             self._following.finish()
         self._look_at_rules(complain=True)
-        if not self._telling and self.options.mode != "sample":
+        told = self._samples_all or any(target.telling for target in self.targets)
+        if not told and not self._expected_were_hit():
             self.notices.append(NOTHING_TO_PROBE)
         time.sleep(2 * SETTLE_NS / 1e9)
         everything = self._received + self._engine.pending_events()  # but for what comes from now on
@@ -882,6 +945,18 @@ class Profiler:
 
 def _has_ended(target: Target) -> bool:
     return bool(select.select([target.pidfd], [], [], 0)[0])
+
+
+def _goes_with_returns(site: ProbeSite) -> bool:
+    """Whether Engine.detach_returns takes its probe away."""
+    return site.returns and site.group != Group.CUDA
+
+
+def _c_libraries(target: Target) -> list[str]:
+    """What the target will have for a C library, which says what its libraries' functions call; none if it has one."""
+    if any(mapped.name.startswith(C_LIBRARIES[0]) for mapped in target.watcher.objects.values()):
+        return []
+    return [mapped.path for mapped in read_maps(os.getpid()) if mapped.name.startswith(C_LIBRARIES)]
 
 
 def _groups(plans: Sequence[Plan]) -> set[Group]:

@@ -33,8 +33,10 @@ class Target:
     unplanned: list[MappedObject] = field(default_factory=list)  # found while attaching
     loads: int = 0  # what it had loaded when it was last looked at: Engine.loads
     replan: bool = False  # the planners have more to say of what is known already
+    telling: bool = False  # whether any of its probes tells something by itself
     returning: list[ProbeInfo] = field(default_factory=list)  # probes with returns, but for CUDA's
     expected: list[tuple[ProbeSite, ProbeInfo]] = field(default_factory=list)  # probed before the file is mapped
+    polled_ns: int = 0  # when its libraries were last looked at
     start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0
     end_ns: int | None = None
@@ -57,6 +59,11 @@ class Target:
         """Its process id."""
         return self.process.pid
 
+    @property
+    def expects_returns(self) -> bool:
+        """Whether a library is probed and not mapped yet whose calls are followed to their returns."""
+        return any(site.returns for site, _ in self.expected)
+
     def info(self) -> ProcessInfo:
         """As sinks want it."""
         return ProcessInfo(
@@ -73,6 +80,11 @@ class Target:
     def plan(self, objects: Sequence[MappedObject]) -> list[Plan]:
         """One plan of each planner, for newly mapped objects."""
         return [planner.plan(objects) for planner in self.planners]
+
+    @property
+    def is_told_of(self) -> bool:
+        """Whether its threads' time can be told at all."""
+        return self.telling or self.process.is_python
 
     def take_unplanned(self) -> list[MappedObject]:
         """The objects found while attaching, once."""

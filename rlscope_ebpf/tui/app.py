@@ -177,7 +177,7 @@ class ProfilerApp(App[None]):
             "shift+tab", "panel(-1)", "Previous panel", id="panel.previous", show=False, priority=True,
             tooltip="Previous panel.",
         ),
-        Binding("s", "sort", "Sort", id="sort", tooltip="Order by wall time (with nested), count, mean or name."),
+        Binding("s", "sort", "Sort", id="sort", tooltip="Order by total time (with nested), count, mean or name."),
         Binding("r", "reverse", "Reverse", id="reverse", tooltip="Turn the order round."),
         Binding("slash", "filter", "Filter", id="filter", key_display="/",
                 tooltip="Only operations with this in the name."),

@@ -16,7 +16,7 @@ from rlscope_ebpf.model.sampling import Sampled, spread_ns
 class SortKey(Enum):
     """What rows are ordered by."""
 
-    WALL = "wall time"
+    WALL = "total time"
     COUNT = "count"
     MEAN = "mean"
     NAME = "name"
@@ -77,7 +77,7 @@ class OperationLine:
     queued: int = 0
     sampled: tuple[Sampled, ...] = ()  # the parts of its time that samples told apart; none: all is exact
     resources_ns: tuple[int, ...] = ()  # in the order of RESOURCES; raw
-    subtree_ns: int = 0  # wall time with nested operations, whatever the view: what "wall time" orders by
+    subtree_ns: int = 0  # wall time with nested operations, whatever the view: what "total time" orders by
     matches: bool = True  # False: shown only because something inside it matches the filter
 
     @property

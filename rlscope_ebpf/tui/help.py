@@ -16,7 +16,7 @@ from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.tui.bars import FILLS
 from rlscope_ebpf.tui.spans import Line, Span
 from rlscope_ebpf.tui.table import Lines
-from rlscope_ebpf.tui.texts import gpu_sentence
+from rlscope_ebpf.tui.texts import gpu_sentence, says_gpu
 
 _CATEGORIES = {
     Category.PYTHON: "the interpreter runs, also when native code calls back into Python",
@@ -27,6 +27,8 @@ _CATEGORIES = {
 }
 _WORDS = {
     "SELF": "time of the operation without those nested in it; key i: with them (TOTAL)",
+    "order (key s)": "operations stay below the one that they are nested in; those side by side are ordered, by total "
+    "time: by the time with all that is nested in them, also where SELF is shown",
     "SHARE": "part of all time of the chosen process and phase, all threads together",
     "COUNT": "instances of the operation, also those open now",
     "MEAN": "time per instance",
@@ -34,6 +36,8 @@ _WORDS = {
     "GPU": "time in which a GPU did work that the operation launched, whenever that ran",
     "CPU + GPU, GPU only": "parts of the time in which a GPU worked while threads ran, or slept",
     "(untracked)": "time outside any marked operation",
+    "overhead": "what the probes took of the target's time, on average since the start (with --max-overhead, what "
+    "counts is the last moment)",
     "raw / corrected": "with / without the estimated cost of the probes (key c); the same while not calibrated",
     "≈": "told by samples, not by probes; the line of the chosen operation says by how many points it may be off",
     "PER CALL, PER STEP": "transitions per instance of the operation, per reported step of the training loop",
@@ -133,7 +137,7 @@ def message_lines(snapshot: Snapshot | None) -> list[Line]:
     lines: list[Line] = [[Span("What the profiler had to say", "heading")]]
     notices = snapshot.notices if snapshot else ()
     lines += [[Span("  ! ", "warning"), Span(fmt.printable(text), "text")] for text in notices]
-    if snapshot:
+    if snapshot and says_gpu(snapshot):
         lines.append([Span("  - ", "dim"), Span(gpu_sentence(snapshot.info) + ".", "text")])
     elif not notices:
         lines.append([Span("  nothing", "dim")])

@@ -82,7 +82,9 @@ class OperationsPanel(Table):
         longest_ns = max((line.wall_ns for line in table.lines), default=0)
         rows = [Row(line.path, self._cells(line, view, table.total_ns, longest_ns, present)) for line in table.lines]
         rows += [Row(text=[]), *(Row(text=line) for line in hint)] if hint else []
-        self.show(columns, rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
+        # By total time, which is not what a column of own times shows.
+        other = view.sort is SortKey.WALL and not view.inclusive and any(line.guide for line in table.lines)
+        self.show(columns, rows, sorted_by="" if other else _SORTED_COLUMN[view.sort], mark=_mark(view))
 
     @staticmethod
     def _cells(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import ImportantNotice
 from rlscope_ebpf.tui.bars import FILLS, meter
@@ -107,8 +108,14 @@ def _trust(snapshot: Snapshot) -> list[Line]:
         items.append([Span("overhead ", "dim"), Span(overhead, "text"), Span(f" ({how})", "dim")])
     else:
         items.append([Span("overhead ", "dim"), Span(f"{overhead} (estimate cannot be right)", "warning")])
-    items.append([Span(gpu_sentence(info), "dim")])
+    if says_gpu(snapshot):
+        items.append([Span(gpu_sentence(info), "dim")])
     return items
+
+
+def says_gpu(snapshot: Snapshot) -> bool:
+    """Whether anything is to be said of a GPU: not where none is used."""
+    return not is_unused(snapshot.info.gpu, snapshot.info.gpu_reason) or bool(snapshot.cuda_calls)
 
 
 def gpu_sentence(info: SessionInfo) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gpu_truth import PROGRAM, about_gpu, checked_report, expect, libcupti, truths
-from harness import PROFILER, Finished, operations_of, process_of
+from harness import ATTACH_S, PROFILER, Finished, operations_of, process_of, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -51,6 +51,49 @@ def test_every_kernel_is_charged_to_the_operation_that_launched_it(method: str, 
     done, document = _run(tmp_path, "--attach-method", method)
     expect(document, truths(done.stdout)[-1])
     assert not about_gpu(document)
+
+
+def _run_python(folder: Path, words: bytes, **environment: str) -> tuple[Finished, Any]:
+    """The same with cupti-python, which is only there a moment after CUDA: the rounds begin once a notice says so."""
+    options = ["run", "--max-overhead", "0", "--no-tui", "-o", "a.rlscope", "--gpu", "cupti-python", "--"]
+    trace = folder / "a.rlscope"
+    with subprocess.Popen(
+        [str(PROFILER), *options, sys.executable, str(PROGRAM), "--lines", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "RLSCOPE_LIBCUPTI": libcupti(), **environment},
+    ) as profiler:
+        try:
+            wait_for(lambda: trace.exists() and words in trace.read_bytes(), ATTACH_S, "a notice in the trace")
+        finally:
+            output, said = profiler.communicate("go\n", timeout=200)
+    assert profiler.returncode == 0, said
+    assert "Traceback" not in said, said
+    return Finished(profiler.returncode, output, said), checked_report(trace)
+
+
+def test_cupti_python_tells_the_same(tmp_path: Path) -> None:
+    done, document = _run_python(tmp_path, b"25 us each")
+    expect(document, truths(done.stdout)[-1])
+    (notice,) = about_gpu(document)
+    assert "25 us each" in notice
+
+
+def test_without_cupti_python_the_rest_of_the_profile_is_there(tmp_path: Path) -> None:
+    (tmp_path / "cupti").mkdir()
+    (tmp_path / "cupti" / "__init__.py").write_text("raise ImportError('not here')")
+    done, document = _run_python(
+        tmp_path, b"cupti-python failed", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    )
+    assert document["session"]["gpu"] == "unavailable"
+    assert "cupti-python failed" in document["session"]["gpu_reason"]
+    assert "not here" in document["session"]["gpu_reason"]
+    pid = truths(done.stdout)[-1]["pid"]
+    assert process_of(document, pid)["gpu_kernels"] == []
+    assert operations_of(document, pid)["act"]["count"] == 20
 
 
 def test_off_means_that_nothing_is_loaded(tmp_path: Path) -> None:

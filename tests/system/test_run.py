@@ -112,10 +112,15 @@ def test_a_command_without_anything_to_probe_passes_its_status_on(tmp_path: Path
     status, stdout, stderr = _run(tmp_path, "/bin/sh", "-c", "echo said; exit 9")
     assert status == 9, stderr
     assert "said" in stdout.splitlines()
-    (notice,) = report(tmp_path / "a.rlscope")["notices"]
+    document = report(tmp_path / "a.rlscope")
+    (notice,) = document["notices"]
     assert notice["important"]
-    assert notice["text"].startswith("No probe could be set: ")
+    assert notice["text"].startswith("Where the command's time went is not known: ")
     assert notice["text"] in stderr
+    # So nothing is claimed of it, such as that it was on a CPU all the time.
+    (process,) = document["processes"]
+    assert process["operations"] == []
+    assert "nothing was seen of what it did" in stdout
 
 
 def test_known_truth_from_the_first_instruction(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:
@@ -145,6 +150,37 @@ def test_known_truth_from_the_first_instruction(start_profiler: Callable[..., Pr
     truth = json.loads(re.findall(r"^TRUTH (.*)$", profiler.stdout, re.MULTILINE)[0])
     mismatches = compare.compare(truth, report(tmp_path / "a.rlscope"), tolerance=0.1, ignore=("thrown_to_binding",))
     assert not mismatches, "\n".join(map(str, mismatches))
+
+
+FIRST_CALLS = """
+import ctypes, sys
+step = ctypes.CDLL(sys.argv[1]).storm_step
+for _ in range(100):
+    step(None)
+"""
+
+
+@pytest.mark.parametrize("how", ["path", "symbolic link", "operation"])
+def test_a_library_named_by_its_path_is_seen_from_its_first_call(how: str, tmp_path: Path) -> None:
+    """Nothing here waits for the profiler, which would need a moment to find a library that has been loaded."""
+    library = build.native() / "libtruth_simulator_storm.so"
+    named = library
+    if how == "symbolic link":
+        named = tmp_path / "libsimulator.so"
+        named.symlink_to(library)
+    option = ("--marker", f"step={named}:storm_step") if how == "operation" else ("--library", f"simulator={named}")
+    # A session would set no return probes before it has looked at what was loaded.
+    words = ("--max-overhead", "0", "--attach-method", "perf", *option)
+    command = (sys.executable, "-c", FIRST_CALLS, str(library))
+    done = rlscope("run", "-o", "a.rlscope", "--no-tui", *words, "--", *command, folder=tmp_path)
+    assert done.status == 0, done.stderr
+    document = report(tmp_path / "a.rlscope")
+    (process,) = document["processes"]
+    if how == "operation":
+        assert operations_of(document, process["pid"])["step"]["count"] == 100
+    else:
+        (row,) = process["operations"]
+        assert row["transitions"]["python_to_simulator"] == 100
 
 
 def test_ctrl_c_reaches_the_command_and_waits_for_it(start_profiler: Callable[..., Profiler], tmp_path: Path) -> None:

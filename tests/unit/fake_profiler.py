@@ -123,4 +123,5 @@ def install() -> None:
     sys.modules[module.__name__] = module
     module = ModuleType("rlscope_ebpf.capture.preparation")
     module.__dict__["Preparation"] = lambda _method: nullcontext()
+    module.__dict__["leave_working_folder"] = lambda: False
     sys.modules[module.__name__] = module

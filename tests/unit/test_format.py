@@ -130,6 +130,12 @@ def test_one_of_a_thing_is_singular() -> None:
         assert one[2:] != two[2:]
 
 
+def test_processes_are_enumerated() -> None:
+    assert fmt.processes([7]) == "process 7"
+    assert fmt.processes([7, 8]) == "processes 7 and 8"
+    assert fmt.processes((7, 8, 9)) == "processes 7, 8 and 9"
+
+
 def test_rates_name_what_they_count() -> None:
     assert fmt.rate(68_234, "events") == "68.2 k events/s"
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.model.tables import ImportantNotice
-from rlscope_ebpf.session.governor import GROUP_NAMES, SHED_ORDER, WHAT_IS_LOST, Governor
+from rlscope_ebpf.session.governor import GROUP_NAMES, SHED_ORDER, TURN_S, WHAT_IS_LOST, Governor
 
 TARGET_NS = 1e9
 
@@ -37,6 +37,7 @@ def test_what_is_counted_differently_is_said_first(group: Group) -> None:
     assert group.name not in notice
     assert "12.3 %" in notice
     assert "5.0 %" in notice
+    assert f"in the last {TURN_S} s" in notice  # the figures on the screen are averages
 
 
 def test_a_limit_that_cannot_be_kept_is_said_once() -> None:

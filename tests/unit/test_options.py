@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -31,6 +32,22 @@ def test_library_matches_whole_path_or_file_name() -> None:
     assert by_name.matches("/opt/x/libsim.so.1")
     assert not by_name.matches("/opt/x/libsimilar.so")
     assert not opt.parse_library("simulator=x/libsim.so").matches("/opt/y/libsim.so")
+
+
+def test_a_path_means_the_file_that_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is relative, or a symbolic link, as libraries without their version number are."""
+    file = tmp_path / "libsim.so.1"
+    file.touch()
+    (tmp_path / "libsim.so").symlink_to(file.name)
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("./libsim.so", str(tmp_path / "libsim.so"), str(file)):
+        library, marker = opt.parse_library(f"simulator={pattern}"), opt.parse_marker(f"step={pattern}:step")
+        assert library.file == marker.file == str(file)
+        assert library.matches(str(file))
+        assert marker.matches(str(file))
+        assert str(library) == f"simulator={pattern}"
+    for pattern in ("libsim.so", "*/libsim.so", str(tmp_path), "/no/such/libsim.so"):
+        assert opt.parse_library(f"simulator={pattern}").file == ""
 
 
 @pytest.mark.parametrize("text", ["", "backend", "backend=", "=*.so", "gpu=*.so", "python=*"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -18,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from native_samples import compile_library
 
+from rlscope_ebpf.capture import objects
 from rlscope_ebpf.capture.cookie import Action, CookieFlag, Group
 from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.ends import NONE, RET_SITES, RETURN
-from rlscope_ebpf.capture.maps import read_maps
+from rlscope_ebpf.capture.maps import expected_object, read_maps
 from rlscope_ebpf.capture.plan import Plan, Planner, ProbeTarget, plan_probes
 from rlscope_ebpf.capture.switching import greenlet_is_installed, switches_stacks
 from rlscope_ebpf.model.categories import Category
@@ -198,6 +200,60 @@ def test_a_library_loaded_later_and_nothing_twice(plain: Path) -> None:
         assert of_group(second, Group.GIL) == set()
         assert planner.plan(read_maps(running.pid)) == Plan()
         assert not planner.incomplete
+
+
+def test_a_library_is_planned_before_it_is_loaded(plain: Path) -> None:
+    with target() as running:
+        planner = Planner(running.pid, [BACKEND], markers=[Marker("stepping", "step", "*/libplain.so")])
+        planner.plan(read_maps(running.pid))
+        expected = expected_object(running.pid, str(plain))
+        assert expected is not None
+        early = of_library(planner.plan([expected]), "libplain.so")
+        assert set(early) == {"step", "call_back", "internal"}
+        assert not any(found.address for found in early.values())
+        assert len(planner.unmatched()) == 2  # it may never be loaded
+        running.load(plain)
+        later = planner.plan(read_maps(running.pid))
+        assert of_library(later, "libplain.so") == {}
+        assert planner.unmatched() == []
+        # What its functions do is known as well as if it had been there.
+        whole = of_library(plan_probes(running.pid, read_maps(running.pid), [BACKEND]), "libplain.so")
+        assert {name: found.exits for name, found in early.items()} == {
+            name: found.exits for name, found in whole.items()
+        }
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["another name for it", "another file"])
+def test_an_expected_file_that_comes_under_another_identity(
+    same: bool, plain: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On overlayfs and btrfs the maps may have another device than stat; or the file was replaced meanwhile."""
+    mapped_file = plain if same else Path(shutil.copy(plain, folder / "libcopy.so"))
+    with target() as running:
+        planner = Planner(running.pid, [BACKEND])
+        expected = expected_object(running.pid, str(plain))
+        assert expected is not None
+        assert of_library(planner.plan([expected]), "libplain.so")
+        running.load(plain)
+        monkeypatch.setattr(objects, "host_path", lambda _pid, _mapped: str(mapped_file))
+        (mapped,) = [mapped for mapped in read_maps(running.pid) if mapped.path == str(plain)]
+        later = of_library(planner.plan([replace(mapped, key=(0, 99, 7))]), "libplain.so")
+    assert set(later) == (set() if same else {"step", "call_back", "internal"})
+
+
+def test_an_expected_module_waits_for_its_interpreter(folder: Path) -> None:
+    source = "extern int Py_IsInitialized(void); int ask(void) { return Py_IsInitialized(); }"
+    module = compile_library(folder, "libmodule.so", source)
+    with target() as running:
+        planner = Planner(running.pid, [Rule(Category.BACKEND, "*/libmodule.so")])
+        expected = expected_object(running.pid, str(module))
+        assert expected is not None
+        assert planner.plan([expected]).targets == []
+        assert set(of_library(planner.plan(read_maps(running.pid)), "libmodule.so")) == {"ask"}
+
+
+def test_a_file_that_is_not_there_is_not_expected(tmp_path: Path) -> None:
+    assert expected_object(os.getpid(), str(tmp_path / "libnone.so")) is None
 
 
 def test_bindings_between_python_and_the_library_need_frames(plain: Path, folder: Path) -> None:

@@ -32,6 +32,7 @@ from rlscope_ebpf.analysis.breakdown import Breakdown, break_down
 from rlscope_ebpf.cli import report as report_verb
 from rlscope_ebpf.errors import ExitStatus
 from rlscope_ebpf.model.categories import DEFAULT_PHASE
+from rlscope_ebpf.model.gpu import NO_CUDA, NO_USE
 from rlscope_ebpf.model.tables import Counters, Losses, Notice, PathInfo, ProcessInfo, StringInfo
 from rlscope_ebpf.report import csv, json, text
 from rlscope_ebpf.trace.writer import TraceWriter
@@ -299,6 +300,14 @@ def test_text_of_a_process_without_operations() -> None:
 def test_text_says_why_there_is_no_gpu_time(gpu: str, reason: str, sentence: str) -> None:
     info = replace(samples.INFO, gpu=gpu, gpu_reason=reason)
     assert sentence in text.report_text(breakdown(info=info)).splitlines()
+
+
+@pytest.mark.parametrize("reason", [NO_CUDA, NO_USE])
+def test_text_says_nothing_of_a_gpu_that_nothing_uses(reason: str) -> None:
+    whole = breakdown(info=replace(samples.INFO, gpu="unavailable", gpu_reason=reason))
+    assert f"GPU time is unavailable: {reason}." in text.report_text(whole)  # there were CUDA calls all the same
+    without = replace(whole, processes=tuple(replace(process, cuda_calls=()) for process in whole.processes))
+    assert "GPU" not in text.report_text(without)
 
 
 def test_text_of_losses() -> None:

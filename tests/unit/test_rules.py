@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlscope_ebpf.session.options import CaptureOptions, parse_library, parse_marker
@@ -46,3 +47,14 @@ def test_what_comes_later_takes_it_back() -> None:
 def test_one_of_several_processes_is_enough() -> None:
     watch = RuleWatch(CaptureOptions(libraries=(LIBRARY,)))
     assert look(watch, [LIBRARY], []) == []
+
+
+def test_nothing_is_complained_of_that_may_have_been_there(tmp_path: Path) -> None:
+    """A command that has ended may have loaded a library that was probed beforehand, between two looks."""
+    (tmp_path / "libsim.so").touch()
+    library = parse_library(f"simulator={tmp_path / 'libsim.so'}")
+    watch = RuleWatch(CaptureOptions(libraries=(library,)))
+    planners = [Unmatched([library])]
+    assert watch.look(planners, complain=True, spared={library.file}) == []  # type: ignore[arg-type]
+    (sentence,) = watch.look(planners, complain=True, spared={"/opt/libother.so"})  # type: ignore[arg-type]
+    assert "matches no file" in sentence

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tui_fakes as fakes
 
 from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.model.gpu import NO_CUDA
+from rlscope_ebpf.model.sampling import Sampled
 from rlscope_ebpf.model.tables import Counters, ImportantNotice
 from rlscope_ebpf.tui.app import SPEED_LIMITS, THEMES, ProfilerApp, SnapshotReady
 from rlscope_ebpf.tui.figures import SortKey
@@ -104,6 +106,15 @@ async def test_header_tells_all() -> None:
         assert "Losses" not in header
 
 
+async def test_header_says_nothing_of_a_gpu_that_nothing_uses() -> None:
+    running = fakes.running()
+    unused = replace(running, info=replace(running.info, gpu_reason=NO_CUDA), cuda_calls=())
+    async with shown(fakes.FakeSource(unused)) as (app, _):
+        assert "GPU" not in text_of(app, "#header")
+    async with shown(fakes.FakeSource(replace(unused, cuda_calls=running.cuda_calls))) as (app, _):
+        assert f"GPU times unavailable: {NO_CUDA}" in text_of(app, "#header")
+
+
 async def test_losses_and_unarmed_probes_are_named() -> None:
     async with shown(fakes.FakeSource(fakes.lossy())) as (app, _):
         header = text_of(app, "#header")
@@ -133,6 +144,25 @@ async def test_an_operation_shows_its_figures() -> None:
         line = next(line for line in text_of(app, "#operations").splitlines() if "inference" in line)
         for part in ("61.1 %", "28.1 %", "8.4 %", "2.5 %", "512 ms", "80.0 %", "10.5 s", "49.2 k", "214 µs"):
             assert part in line
+
+
+async def test_sampled_figures_are_marked() -> None:
+    snapshot = fakes.running()
+    rows = [
+        replace(row, sampled=Sampled(row.wall_ns, (281, 0, 611, 84, 24))) if row.name == "inference" else row
+        for row in snapshot.operations
+    ]
+    source = fakes.FakeSource(replace(snapshot, operations=tuple(rows)))
+    async with shown(source, LARGE) as (app, pilot):
+        lines = text_of(app, "#operations").splitlines()
+        assert "≈61.1 %" in next(line for line in lines if "inference" in line)
+        assert not any("≈" in line for line in lines if "inference" not in line)
+        assert "±" not in text_of(app, "#details")
+        for _ in range(10):
+            if "inference" in text_of(app, "#details"):
+                break
+            await pilot.press("j")
+        assert "61.1 % ±3.1" in text_of(app, "#details")
 
 
 async def test_sort_and_reverse() -> None:
@@ -271,7 +301,13 @@ async def test_nested_times() -> None:
         train = next(line for line in text_of(app, "#operations").splitlines() if " train " in line)
         assert "12.1 s" in train  # 1.02 + 8.34 + 2.77
         await pilot.press("i")
-        assert "SELF▼" in text_of(app, "#operations")
+        # The order has stayed, and own times in that order would look unsorted: the mark does not claim they are.
+        assert names(app)[:1] + names(app)[3:4] == ["rollout", "train"]
+        assert "SELF " in text_of(app, "#operations")
+        assert "SELF▼" not in text_of(app, "#operations")
+        assert "sort total time ▼" in text_of(app)
+        await pilot.press("s")
+        assert "COUNT▼" in text_of(app, "#operations")
 
 
 async def test_bars() -> None:
@@ -368,7 +404,7 @@ async def test_help_opens_and_closes(key: str) -> None:
     async with shown(fakes.FakeSource(fakes.running())) as (app, pilot):
         await pilot.press("question_mark")
         assert isinstance(app.screen, TextScreen)
-        assert "Order by wall time (with nested), count, mean or name." in text_of(app)
+        assert "Order by total time (with nested), count, mean or name." in text_of(app)
         await pilot.press(key)
         assert len(app.screen_stack) == 1
         assert app.is_running
