@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TARGETS, Profiler, Program, footprint, report
+from harness import TARGETS, Profiler, Program, footprint, report, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -61,10 +61,10 @@ def test_simulators_in_processes_of_their_own(kind: str, start_target: StartTarg
     assert target.wait() == 0
     assert profiler.wait(120) == 0, profiler.stderr
     simulated = _simulated(trace)
-    for pid, spent_ns, steps in truth["workers"]:
+    for pid, spent_ns, around_ns, steps in truth["workers"]:
         assert pid in simulated, profiler.stderr
         assert simulated[pid]["count"] == steps
-        assert simulated[pid]["raw"]["wall_ns"] == pytest.approx(spent_ns, rel=0.03)
+        assert spent_ns * 0.97 <= simulated[pid]["raw"]["wall_ns"] <= around_ns * 1.03
 
 
 def test_children_that_are_there_already(start_target: StartTarget, attach: Attach) -> None:
@@ -72,17 +72,14 @@ def test_children_that_are_there_already(start_target: StartTarget, attach: Atta
         sys.executable, TARGETS / "vector_envs.py", "async", "2", "100", environment={"SETTLE_S": "25"}
     )
     target.go()
-    target_ready = "WORKERS"
-    from harness import wait_for
-
-    wait_for(lambda: target_ready in target.output, 60, "the workers")
+    wait_for(lambda: "WORKERS" in target.output, 60, "the workers")
     profiler, trace = attach(target)
     truth = target.truth(240)
     assert profiler.wait(120) == 0, profiler.stderr
     simulated = _simulated(trace)
-    for pid, spent_ns, steps in truth["workers"]:
+    for pid, spent_ns, around_ns, steps in truth["workers"]:
         assert simulated[pid]["count"] == steps
-        assert simulated[pid]["raw"]["wall_ns"] == pytest.approx(spent_ns, rel=0.03)
+        assert spent_ns * 0.97 <= simulated[pid]["raw"]["wall_ns"] <= around_ns * 1.03
 
 
 def test_no_follow_leaves_children_alone(start_target: StartTarget, attach: Attach) -> None:
