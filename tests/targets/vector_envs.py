@@ -3,7 +3,8 @@
     vector_envs.py subproc|async WORKERS STEPS
 
 SB3's SubprocVecEnv (forkserver) or Gymnasium's AsyncVectorEnv (fork). Each step is an operation "simulate" that takes
-about a millisecond. TRUTH: of each worker its pid, its simulation time in ns without and with the markers, and the number of steps.
+about a millisecond. TRUTH: of each worker its pid, its simulation time in ns without and with the markers, and the
+number of steps.
 """
 
 from __future__ import annotations
