@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from rlscope_ebpf.capture.catalogue import Library, builtin_catalogue
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.objects import C_LIBRARIES
 from rlscope_ebpf.capture.plan import LibraryRule
+from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import SAMPLE_DTYPE
 
@@ -32,11 +34,15 @@ class Code(IntEnum):
     NOTHING = 5  # no code, or a library that whole languages run on, which says nothing of who called
     INTERPRETER = 6  # what the loop calls
     FOREIGN = 7  # some other library, or the program
+    UNRELATED = 8  # a library that Python calls, and that calls none of those that have a category: whoever is in it
+    # is in none of them
 
 
 _TELLS: Final = int(Code.NOTHING)
 
 _RUNTIMES: Final = (*C_LIBRARIES, "libstdc++.so", "libgcc_s.so", "libgomp", "libomp", "libiomp", "libtbb")
+
+_UNRELATED: Final = ("*/numpy/*", "*/numpy.libs/*", "*/scipy/*", "*/scipy.libs/*", "*/pandas/*", "*/lib-dynload/[!_]*")
 
 CALL_BYTES: Final = 7
 """The longest call instruction is so long, without prefixes."""
@@ -114,7 +120,9 @@ def _code_of(path: str, rules: Sequence[LibraryRule], libraries: Sequence[Librar
         if library.category != Category.OTHER and library.covers_path(path):
             return library.category
     name = path.rpartition("/")[2]
-    return Code.NOTHING if name.startswith(_RUNTIMES) else Code.FOREIGN
+    if name.startswith(_RUNTIMES):
+        return Code.NOTHING
+    return Code.UNRELATED if any(fnmatchcase(path, glob) for glob in _UNRELATED) else Code.FOREIGN
 
 
 def follows_call(code: U8) -> NDArray[np.bool_]:
@@ -131,44 +139,50 @@ def follows_call(code: U8) -> NDArray[np.bool_]:
     return told
 
 
+_NO_CALL, _NEAR_CALL, _CALL = range(3)
+_STUBS: Final = (b"\xff\x25", b"\xf3\x0f\x1e\xfa\xff\x25", b"\xf3\x0f\x1e\xfa\xf2\xff\x25")  # of a PLT
+
+
 class CallSites:
     """Which addresses of a process's code a call returns to, remembered."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._known: U64 = np.empty(0, np.uint64)
-        self._is_call: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._kind: U8 = np.empty(0, np.uint8)
 
     def are_returns(self, addresses: U64) -> NDArray[np.bool_]:
         """By address, shape (n,)."""
+        found: NDArray[np.bool_] = self._kinds(addresses) != _NO_CALL
+        return found
+
+    def leave_library(self, addresses: U64) -> NDArray[np.bool_]:
+        """Whether a call returns there that may have gone into another library: through a pointer or a stub."""
+        found: NDArray[np.bool_] = self._kinds(addresses) == _CALL
+        return found
+
+    def _kinds(self, addresses: U64) -> U8:
         distinct, which = np.unique(addresses, return_inverse=True)
         new = np.setdiff1d(distinct, self._known, assume_unique=True)
         if len(new):
             self._learn(new)
-        found: NDArray[np.bool_] = self._is_call[self._known.searchsorted(distinct)][which]
-        return found
+        kinds: U8 = self._kind[self._known.searchsorted(distinct)][which]
+        return kinds
 
     def _learn(self, new: U64) -> None:
         code = np.zeros((len(new), CALL_BYTES), np.uint8)
-        try:
-            with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as memory:
-                for row, address in enumerate(new.tolist()):  # once for each place of the code
-                    try:
-                        memory.seek(address - CALL_BYTES)
-                        data = memory.read(CALL_BYTES)
-                    except (OSError, ValueError, OverflowError):
-                        continue
-                    code[row, : len(data)] = np.frombuffer(data, np.uint8)
-        except OSError:
-            pass
-        known = np.concatenate([self._known, new])
-        is_call = np.concatenate([self._is_call, follows_call(code)])
+        near = np.zeros(len(new), np.bool_)
+        with ProcessMemory(self._pid) as memory:
+            for row, address in enumerate(new.tolist()):  # once for each place of the code
+                data = memory.read(address - CALL_BYTES, CALL_BYTES) if address >= CALL_BYTES else b""
+                code[row, : len(data)] = np.frombuffer(data, np.uint8)
+                if data[-5:-4] == b"\xe8":
+                    target = address + int.from_bytes(data[-4:], "little", signed=True)
+                    near[row] = target >= 0 and not memory.read(target, 8).startswith(_STUBS)
+        kind = np.where(follows_call(code), np.where(near, _NEAR_CALL, _CALL), _NO_CALL).astype(np.uint8)
+        known, kind = np.concatenate([self._known, new]), np.concatenate([self._kind, kind])
         order = np.argsort(known)
-        self._known, self._is_call = known[order], is_call[order]
-
-    def forget(self) -> None:
-        """The process may have other code at these addresses now."""
-        self._known, self._is_call = self._known[:0], self._is_call[:0]
+        self._known, self._kind = known[order], kind[order]
 
 
 def enter_from_outside(samples: NDArray[np.void], code_map: CodeMap, calls: CallSites) -> NDArray[np.bool_]:
@@ -184,6 +198,15 @@ def enter_from_outside(samples: NDArray[np.void], code_map: CodeMap, calls: Call
     return found
 
 
+def _callers(row: NDArray[np.int64], code: U8) -> U8:
+    """Of return addresses in order of stack and place: what lies behind each, its own kind apart; or NOTHING."""
+    begins = np.flatnonzero(np.append(True, (row[1:] != row[:-1]) | (code[1:] != code[:-1]))[: len(row)])
+    following = np.append(begins[1:], -1)
+    behind = np.where((following >= 0) & (row[following] == row[begins]), code[following], Code.NOTHING)
+    found: U8 = np.repeat(behind, np.diff(begins, append=len(row))).astype(np.uint8)
+    return found
+
+
 def tell(samples: NDArray[np.void], code_map: CodeMap, calls: CallSites) -> U8:
     """What each sample of one process tells, (n,) of `Code`: not a category where nothing known called what ran there.
 
@@ -192,16 +215,33 @@ def tell(samples: NDArray[np.void], code_map: CodeMap, calls: CallSites) -> U8:
     """
     assert samples.dtype == SAMPLE_DTYPE
     told = code_map.codes(samples["ip"])
-    open_ones = np.flatnonzero(told >= _TELLS)
+    open_ones = np.flatnonzero((told >= _TELLS) & (told != Code.UNRELATED))
     if not len(open_ones):
         return told
     stack = samples["stack"][open_ones]
     codes = code_map.codes(stack)
     beyond = np.arange(stack.shape[1]) >= samples["words"][open_ones, None]
     codes[beyond] = Code.NOTHING
-    row, column = np.nonzero(codes < _TELLS)
-    returns = calls.are_returns(stack[row, column])
-    row, column = row[returns], column[returns]
+    row, column = np.nonzero(codes != Code.NOTHING)
+    if not len(row):
+        return told
+    words, code = stack[row, column], codes[row, column]
+    returns = calls.are_returns(words)
+    row, column, words, code = row[returns], column[returns], words[returns], code[returns]
+    if not len(row):
+        return told
+    # Gaps in the frames of what runs now hold addresses of earlier calls: of a library that was left without a call out
+    # of it (where only the C library lies between, it may have been left by a jump), or that would have been called by
+    # who does not know it.
+    others = np.zeros(codes.shape, np.bool_)
+    others[row, column] = code >= Code.INTERPRETER
+    left = np.logical_or.accumulate(others, axis=1)[row, column] | (told[open_ones] >= Code.INTERPRETER)[row]
+    live = (
+        (code == Code.PYTHON)
+        | (code == Code.UNRELATED)
+        | ((code < _TELLS) & (~left | calls.leave_library(words)) & (_callers(row, code) != Code.UNRELATED))
+    )
+    row, code = row[live], code[live]
     innermost = np.flatnonzero(np.diff(row, prepend=-1))
-    told[open_ones[row[innermost]]] = codes[row[innermost], column[innermost]]
+    told[open_ones[row[innermost]]] = code[innermost]
     return told

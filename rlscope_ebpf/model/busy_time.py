@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.keys import Ints
+from rlscope_ebpf.model.keys import Ints, stable_order
 from rlscope_ebpf.model.rows import chosen, joined
 from rlscope_ebpf.model.unions import Coverage, Spans, union
 
@@ -180,9 +180,8 @@ def _grouped_union(key: NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Span
     wide = key.astype(np.int64)
     if not bool((key != key[0]).any()):
         return union(wide, start_ns, end_ns)
-    if int(key.max()) < 1 << 16:  # NumPy sorts these by radix; what follows finds its order made
-        order = np.argsort(key.astype(np.uint16), kind="stable")
-        wide, start_ns, end_ns = wide[order], start_ns[order], end_ns[order]
+    order = stable_order(key, int(key.max()))
+    wide, start_ns, end_ns = wide[order], start_ns[order], end_ns[order]  # what follows finds its order made
     return union(wide, start_ns, end_ns)
 
 

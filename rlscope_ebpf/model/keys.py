@@ -28,6 +28,12 @@ def grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
     return larger
 
 
+def stable_order(values: NDArray[Any], highest: int) -> NDArray[np.intp]:
+    """The order of non-negative integers, none above `highest`; equal ones stay in theirs."""
+    # NumPy sorts 16 bits by radix: five times faster.
+    return np.argsort(values.astype(np.uint16) if highest < 1 << 16 else values, kind="stable")
+
+
 def last_of_each(values: NDArray[Any]) -> Ints:
     """For each distinct non-negative small integer in `values`, the index of its last occurrence.
 

@@ -27,9 +27,11 @@ _ENTRIES = (
     EventKind.PROGRESS,
 )  # METADATA carries a hash where others carry their site: its few hits are counted as such that sent nothing
 _COUNTS_SILENT = (EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, EventKind.GIL_ACQUIRE)
-_IS_ENTRY, _TELLS_SILENT = (np.zeros(256, np.bool_) for _ in range(2))
-_IS_ENTRY[list(_ENTRIES)] = _TELLS_SILENT[list(_COUNTS_SILENT)] = True
-_SILENT_HITS = 0xFFFFFFFF  # of `arg`
+_NO_HIT, _ENTRY, _EXIT = range(3)
+_HIT = np.full(256, _NO_HIT, np.uint8)  # by kind of event
+_HIT[list(_ENTRIES)], _HIT[EventKind.RETURN] = _ENTRY, _EXIT
+_TELLS_SILENT = np.zeros(256, np.bool_)
+_TELLS_SILENT[list(_COUNTS_SILENT)] = True
 _RETURN = len(SiteClass)  # after the site classes: return probes
 _CELLS = _RETURN + 1
 
@@ -39,14 +41,19 @@ def _cell(group: int, way: int) -> int:
     return 1 + group * _CELLS + way
 
 
-def _hits(
-    kind: NDArray[np.uint8], flags: NDArray[np.uint8], arg: NDArray[np.uint64]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which events came from a hit at an entry, and which from one at the end of a call."""
+def _hits(kind: NDArray[np.uint8], flags: NDArray[np.uint8], arg: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Whether each event came from a hit: `_ENTRY` or, at the end of a call, `_EXIT`."""
+    hits: NDArray[np.uint8] = np.take(_HIT, kind)
     # An end that came with the end of a call belongs to the hit that ended the call.
-    entries = _IS_ENTRY[kind] & ~((kind == EventKind.OP_END) & (arg != 0))
-    returns = (kind == EventKind.RETURN) & (flags & EventFlag.HEALED == 0)
-    return entries, returns
+    hits *= (kind != EventKind.OP_END) | (arg == 0)
+    hits *= (kind != EventKind.RETURN) | (flags & EventFlag.HEALED == 0)
+    return hits
+
+
+def silent_hits(kind: NDArray[np.uint8], arg: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Hits without an event of their own that each event tells of: those of its thread since the event before."""
+    silent: NDArray[np.uint32] = arg.astype(np.uint32) * np.take(_TELLS_SILENT, kind)  # the lower half of `arg`
+    return silent
 
 
 class ProbeCosts:
@@ -61,9 +68,10 @@ class ProbeCosts:
         self._silent = np.array([cost.silent for cost in self._costs.entries])
         self._whole = np.array([cost.whole for cost in self._costs.entries])
         self._mean_silent = float(self._silent[SiteClass.EMULATED])
-        # By probe id, of a hit that sends an event: before and after its time stamp.
-        self._entry: Floats = np.zeros((1, 2))
-        self._exit: Floats = np.zeros((1, 2))
+        # By probe id and kind of hit (none, at the entry, at the end): what one that sends an event takes before its
+        # time stamp and after it.
+        self._before: Floats = np.zeros((1, 3))
+        self._after: Floats = np.zeros((1, 3))
         # By probe id: how hits there are counted, and how many of them have sent an event.
         self._entry_cell = np.zeros(1, np.int64)
         self._exit_cell = np.zeros(1, np.int64)
@@ -75,44 +83,43 @@ class ProbeCosts:
         A function's end is charged to it also where others end in the same instruction, which is probed once.
         """
         count = first + len(sites)
-        self._entry, self._exit = grown(self._entry, count), grown(self._exit, count)
+        self._before, self._after = grown(self._before, count), grown(self._after, count)
         self._entry_cell, self._exit_cell = grown(self._entry_cell, count), grown(self._exit_cell, count)
         self._told = grown(self._told, count)
-        entry = np.array([(cost.before, cost.after) for cost in self._costs.entries])
         function = first
         for number, site in enumerate(sites, first):
-            cell = _cell(site.group, site.site_class)
+            cost, cell = self._costs.entries[site.site_class], _cell(site.group, site.site_class)
             if site.action == Action.EXIT:
-                self._exit[function] = entry[site.site_class]
+                self._before[function, _EXIT], self._after[function, _EXIT] = cost.before, cost.after
                 self._exit_cell[function] = cell
                 continue
             function = number
-            self._entry[number] = entry[site.site_class]
+            self._before[number, _ENTRY], self._after[number, _ENTRY] = cost.before, cost.after
             self._entry_cell[number] = cell
             if site.returns:
-                self._exit[number] = self._costs.returned.before, self._costs.returned.after
+                returned = self._costs.returned
+                self._before[number, _EXIT], self._after[number, _EXIT] = returned.before, returned.after
                 self._exit_cell[number] = _cell(site.group, _RETURN)
 
     def charge(
         self, kind: NDArray[np.uint8], flags: NDArray[np.uint8], site: NDArray[np.uint32], arg: NDArray[np.uint64]
     ) -> tuple[Floats, Floats]:
         """What each event's hits took before its time and after it, in ns. Events that nobody hit for took nothing."""
-        known = np.where(site < len(self._entry), site, 0)
-        took = np.zeros((len(kind), 2))
-        entries, returns = _hits(kind, flags, arg)
-        took[entries] = self._entry[known[entries]]
-        took[returns] = self._exit[known[returns]]
-        before = took[:, 0]
-        tells = _TELLS_SILENT[kind]
-        before[tells] += (arg[tells] & np.uint64(_SILENT_HITS)).astype(np.float64) * self._mean_silent
-        return before, took[:, 1]
+        known = np.where(site < len(self._before), site, np.uint32(0))
+        at = known * np.uint32(self._before.shape[1]) + _hits(kind, flags, arg)
+        before, after = np.take(self._before, at), np.take(self._after, at)
+        silent = silent_hits(kind, arg)
+        if silent.any():
+            before += silent * self._mean_silent
+        return before, after
 
     def observe(self, events: NDArray[np.void]) -> None:
         """Count the hits that sent these events (EVENT_DTYPE). All others of the counters have sent none."""
         count = len(self._told)
-        for end, mask in enumerate(_hits(events["kind"], events["flags"], events["arg"])):
-            sites = events["site"][mask]
-            self._told[:, end] += np.bincount(sites[sites < count], minlength=count)
+        kind, flags, site, arg = (np.ascontiguousarray(events[name]) for name in ("kind", "flags", "site", "arg"))
+        hits = _hits(kind, flags, arg)
+        at = np.where(site < count, site, np.uint32(0)) * np.uint32(3) + np.where(site < count, hits, _NO_HIT)
+        self._told += np.bincount(at, minlength=3 * count).reshape(count, 3)[:, 1:]
 
     def watch(self, counters: ProbeCounters) -> None:
         """See which sites are hit without sending an event: such hits are charged what they cost on average."""

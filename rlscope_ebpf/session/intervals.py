@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,11 @@ from rlscope_ebpf.model.categories import Category, Opened, ThreadState
 from rlscope_ebpf.model.events import EventFlag, EventKind
 from rlscope_ebpf.model.rows import chosen
 from rlscope_ebpf.model.tables import INTERVAL_DTYPE
-from rlscope_ebpf.session.costs import ProbeCosts
+from rlscope_ebpf.session.costs import ProbeCosts, silent_hits
 from rlscope_ebpf.session.operations import OperationStep, Runs
 from rlscope_ebpf.session.phases import PhaseTimeline
 from rlscope_ebpf.session.registry import Ints
-from rlscope_ebpf.session.stream import ASSUMED, OPEN_ROW, Stream
+from rlscope_ebpf.session.stream import ASSUMED, Stream
 
 _OPENED_BY = {
     EventKind.CALL: Opened.CALL,
@@ -28,17 +29,13 @@ _OPENED_BY = {
     EventKind.OFF_CPU: Opened.SCHEDULER,
     EventKind.ON_CPU: Opened.SCHEDULER,
 }
-# By kind of event: does it open an interval, and as what; is it a probe hit of its own; does `arg` count silent hits.
-_OPENS = np.zeros(256, np.bool_)
-_OPENS[[OPEN_ROW, *_OPENED_BY]] = True
-_OPENED = np.zeros(256, np.uint8)
+# By kind of event: what it opens an interval as, CONTINUED: it opens none; is it a probe hit of its own.
+_OPENED = np.full(256, Opened.CONTINUED, np.uint8)
 _OPENED[list(_OPENED_BY)] = list(_OPENED_BY.values())
-_OWN_HIT = np.zeros(256, np.int64)
+_OWN_HIT = np.zeros(256, np.bool_)
 _OWN_HIT[
     [*(set(EventKind) - {EventKind.PROGRESS_TOTAL, EventKind.OFF_CPU, EventKind.ON_CPU, EventKind.THREAD_EXIT})]
-] = 1
-_SILENT_HITS = np.zeros(256, np.int64)  # masks of `arg`
-_SILENT_HITS[[EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, EventKind.GIL_ACQUIRE]] = 0xFFFFFFFF
+] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,8 @@ def make_rows(
     With `costs`, every row gets what probe hits took of its time.
     """
     continued = stream.first[runs.continued]
-    opened = _OPENED[stream.kind]
+    opened = np.take(_OPENED, stream.kind)
+    opens = opened != Opened.CONTINUED
     opened[continued] = carried["opened"][runs.continued]
     ignored = step.unmatched
     if len(ignored):
@@ -69,7 +67,6 @@ def make_rows(
     state[continued] = carried["state"][runs.continued]
     category, healed = _followed_categories(stream)
 
-    opens = _OPENS[stream.kind]
     opens[ignored] = False
     # Where events were lost, one that opens nothing may still find its thread elsewhere.
     opens[1:] |= (category[1:] != category[:-1]) | (state[1:] != state[:-1])
@@ -77,32 +74,34 @@ def make_rows(
     opens[stream.last[stream.exited]] = False
 
     at = np.flatnonzero(opens)
-    run = stream.run[at]
-    first = at.searchsorted(stream.first)
+    row = np.cumsum(opens) - 1  # in which each event lies
+    run, first, start_ns = stream.run[at], row[stream.first], stream.time_ns[at]
+    opened_as, in_category = opened[at], category[at]
     table = np.zeros(len(at), INTERVAL_DTYPE)
     table["thread"] = runs.thread[run]
-    table["path"] = _paths(
-        len(at), first, np.where(runs.continued, carried["path"], 0), at.searchsorted(step.at), step.path
-    )
-    table["site"] = _sites(stream.site[at], opened[at], first)
-    start_ns = stream.time_ns[at]
+    table["path"] = _paths(len(at), first, np.where(runs.continued, carried["path"], 0), row[step.at], step.path)
+    table["site"] = _sites(stream.site[at], opened_as, first)
     table["start_ns"] = start_ns
-    table["hits"] = np.add.reduceat(_hits(stream, continued), at)
+    others = np.flatnonzero(~opens)  # they add to the rows they lie in
+    table["hits"] = _sums(_hits(stream, continued), at, others, row)
     if costs is not None:
         overhead = _overhead_ns(stream, costs)
         overhead[continued] += carried["overhead_ns"][runs.continued]
-        table["overhead_ns"] = np.add.reduceat(overhead, at) + 0.5
-    table["category"] = category[at]
-    table["opened"] = opened[at]
-    table["origin"] = np.where(opened[at] == Opened.CONTINUED, category[at], _callers(stream)[at])
+        table["overhead_ns"] = _sums(overhead, at, others, row) + 0.5
+    table["category"] = in_category
+    table["opened"] = opened_as
+    origin = _callers(stream)[at]
+    uncalled = np.flatnonzero(opened_as == Opened.CONTINUED)
+    origin[uncalled] = in_category[uncalled]
+    table["origin"] = origin
     table["state"] = state[at]
     end_ns = np.append(start_ns[1:], 0)
     end_ns[np.append(first[1:], len(at)) - 1] = runs.end_ns
     rows = Rows(table, run, end_ns, healed)
     if category is stream.category:  # no contradiction
         return rows
-    torn = (opened[at] == Opened.CALL) & (category[at] != stream.category[at])
-    return _tear(rows, torn, stream.category[at])
+    told = stream.category[at]
+    return _tear(rows, (opened_as == Opened.CALL) & (in_category != told), told)
 
 
 def cut_at_phases(rows: Rows, phases: PhaseTimeline, process_of_run: Ints) -> Rows:
@@ -189,16 +188,27 @@ def _callers(stream: Stream) -> NDArray[np.uint8]:
     """Category before each event; a call that released the interpreter on its way is still Python's call."""
     released = (stream.flags & EventFlag.PYTHON != 0) & (stream.kind == EventKind.CALL)
     released &= stream.origin == Category.OTHER
+    if not released.any():
+        return stream.origin
     return np.where(released, np.uint8(Category.PYTHON), stream.origin)
+
+
+def _sums(values: NDArray[Any], at: Ints, others: Ints, row: Ints) -> NDArray[Any]:
+    """Sum of the values of all events of each row: of those at `at`, which open the rows, and of the others."""
+    sums: NDArray[Any] = values[at]
+    if len(others):
+        sums += np.bincount(row[others], values[others], len(at)).astype(values.dtype)
+    return sums
 
 
 def _hits(stream: Stream, continued: Ints) -> Ints:
     """Probe hits charged to the time right after each event."""
-    hits = _OWN_HIT[stream.kind]
+    own = np.take(_OWN_HIT, stream.kind)
     # Frames found dead and operations whose frame went belong to a hit that has an event of its own, or was silent.
-    hits[stream.flags & EventFlag.HEALED != 0] = 0
-    hits[(stream.kind == EventKind.OP_END) & (stream.arg != 0)] = 0
-    silent = stream.arg.view(np.int64) & _SILENT_HITS[stream.kind]
+    own &= stream.flags & EventFlag.HEALED == 0
+    own &= (stream.kind != EventKind.OP_END) | (stream.arg == 0)
+    hits = own.astype(np.int64)
+    silent = silent_hits(stream.kind, stream.arg)
     if silent.any():
         hits[stream.first] += silent[stream.first]  # nothing of this thread is known before it
         silent[stream.first] = 0
@@ -222,18 +232,17 @@ def _paths(count: int, first: Ints, first_path: NDArray[np.integer], changes: In
     known = np.zeros(count, np.bool_)
     values[first], known[first] = first_path, True
     values[changes], known[changes] = path, True  # of several ends in one event the last one counts
-    at = np.flatnonzero(known)
-    return np.repeat(values[at], np.diff(at, append=count))
+    paths: Ints = values[np.flatnonzero(known)][np.cumsum(known) - 1]
+    return paths
 
 
 def _sites(site: NDArray[np.uint32], opened: NDArray[np.uint8], first: Ints) -> NDArray[np.uint32]:
-    """Site of every row; one opened by the scheduler, or by nothing, goes on at the site before it."""
+    """Site of every row, in place; one opened by the scheduler, or by nothing, goes on at the site before it."""
     own = (opened != Opened.SCHEDULER) & (opened != Opened.CONTINUED)
     own[first] = True
-    if own.all():
-        return site
-    at = np.flatnonzero(own)
-    return np.repeat(site[at], np.diff(at, append=len(site)))
+    at, others = np.flatnonzero(own), np.flatnonzero(~own)  # these are few
+    site[others] = site[at[at.searchsorted(others) - 1]]
+    return site
 
 
 def _tear(rows: Rows, torn: NDArray[np.bool_], told: NDArray[np.uint8]) -> Rows:

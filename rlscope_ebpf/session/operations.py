@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.model.keys import stable_order
 from rlscope_ebpf.model.tables import SPAN_DTYPE, SpanFlag
 from rlscope_ebpf.session.registry import Ints, Registry
 
@@ -50,9 +51,7 @@ def nest(run: Ints, begin: NDArray[np.bool_]) -> Nesting:
     deepest = int(level.max(initial=0))
     # The begins and ends of one level of one run alternate, beginning with a begin.
     group = run * (deepest + 1) + level
-    if len(group) and group[-1] + deepest < np.iinfo(np.uint16).max:
-        group = group.astype(np.uint16)  # radix sort
-    order = np.argsort(group, kind="stable")
+    order = stable_order(group, int(group[-1]) + deepest if len(group) else 0)
     is_begin = begin[order]
     at = np.flatnonzero(is_begin)
     begins = order[at]
@@ -104,6 +103,20 @@ class OperationStep:
     path: Ints  # the path from there on
     unmatched: Ints  # positions of ends without a begin
     spans: NDArray[np.void]  # SPAN_DTYPE
+
+
+def _in_order_of_closing(
+    nesting: Nesting, closed: Ints, cut: Ints, run: Ints, time_ns: Ints, runs: Runs
+) -> tuple[Ints, Ints]:
+    """Those of `nesting.begins` that end, `closed` or `cut`, in order of time, inner ones first; and when they end."""
+    begin_of = np.full(len(run), -1)
+    begin_of[nesting.end[closed]] = closed
+    ends = np.flatnonzero(begin_of >= 0)
+    cut = cut[np.argsort(-nesting.level[cut], kind="stable")]
+    span = np.concatenate([begin_of[ends], cut])
+    end_ns = np.concatenate([time_ns[ends], runs.end_ns[run[nesting.begins[cut]]]])
+    order = np.argsort(end_ns, kind="stable")  # one sorted stretch per run: nearly linear
+    return span[order], end_ns[order]
 
 
 class OperationStacks:
@@ -165,18 +178,15 @@ class OperationStacks:
         own_path = path[begins]
 
         cut = ~closed & runs.exited[run[begins]]
-        span = np.flatnonzero(closed | cut)
+        span, end_ns = _in_order_of_closing(nesting, np.flatnonzero(closed), np.flatnonzero(cut), run, time_ns, runs)
         closing = begins[span]
-        rows = np.zeros(len(span), SPAN_DTYPE)
+        rows = np.empty(len(span), SPAN_DTYPE)
         rows["thread"] = runs.thread[run[closing]]
         rows["path"] = own_path[span]
         rows["phase"] = phase[closing]
-        rows["flags"] = flags[closing] | np.where(cut[span], int(SpanFlag.CUT_AT_END), 0)
+        rows["flags"] = flags[closing] | cut[span] * int(SpanFlag.CUT_AT_END)
         rows["start_ns"] = time_ns[closing]
-        end_ns = np.where(cut[span], runs.end_ns[run[closing]], time_ns[end[span]])
         rows["end_ns"] = end_ns
-        position = np.where(cut[span], np.iinfo(np.int64).max, end[span])
-        rows = rows[np.lexsort((-nesting.level[span], position, end_ns))]
 
         left = begins[~closed & ~cut]
         still_open = np.zeros(len(left), _OPEN_DTYPE)
@@ -191,9 +201,9 @@ class OperationStacks:
 
     def _resolve_paths(self, nesting: Nesting, path: Ints, name: Ints, new: NDArray[np.bool_]) -> None:
         """Fill in the paths of new begins, from the outermost level inwards."""
-        chosen = new[nesting.begins]
+        chosen = np.flatnonzero(new[nesting.begins])
         begins, parent, level = nesting.begins[chosen], nesting.parent[chosen], nesting.level[chosen]
-        order = np.argsort(level, kind="stable")
+        order = stable_order(level, int(level.max(initial=0)))
         begins, parent, level = begins[order], parent[order], level[order]
         bounds = np.concatenate([[0], np.flatnonzero(level[1:] != level[:-1]) + 1, [len(level)]])
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):

@@ -103,9 +103,9 @@ class Sampler:
     ) -> None:
         """Learn which threads the program itself works with."""
         tid = samples["tid"]
-        told_so = (told == Code.PYTHON) | (told >= Code.INTERPRETER)
+        told_so = (told == Code.PYTHON) | (told == Code.INTERPRETER)
         self._of_interest.update(np.unique(tid[told_so]).tolist())
-        open_ones = np.flatnonzero(~np.isin(tid, list(self._of_interest)))
+        open_ones = np.flatnonzero((told < Code.NOTHING) & ~np.isin(tid, list(self._of_interest)))
         if len(open_ones):
             outside = enter_from_outside(samples[open_ones], code_map, calls)
             self._of_interest.update(np.unique(tid[open_ones[outside]]).tolist())
@@ -123,7 +123,7 @@ class Sampler:
         self._python.update(np.unique(tid[(told == Code.PYTHON) | (told == Code.INTERPRETER)]).tolist())
         category: NDArray[np.uint8] = told.copy()
         category[told == Code.INTERPRETER] = Category.PYTHON
-        unknown = np.flatnonzero((told == Code.NOTHING) | (told == Code.FOREIGN))
+        unknown = np.flatnonzero((told == Code.NOTHING) | (told > Code.INTERPRETER))
         if len(unknown):
             runs_python = np.isin(tid[unknown], list(self._python))
             category[unknown] = np.where(runs_python, np.uint8(Category.PYTHON), np.uint8(Category.OTHER))

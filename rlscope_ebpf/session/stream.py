@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.events import EVENT_DTYPE, EventKind
+from rlscope_ebpf.model.keys import stable_order
 from rlscope_ebpf.session.registry import Ints
 from rlscope_ebpf.session.threads import ThreadTable
 
@@ -74,8 +75,7 @@ def arrange(
     _fill_made(made[:opened], OPEN_ROW, threads.slots[live], threads.slots["handed_ns"][live])
     _fill_made(made[seen:], EventKind.THREAD_EXIT, threads.slots[exit_slots], exit_ns)
 
-    narrow = slot.astype(np.uint16) if threads.slots.shape[0] <= 1 << 16 else slot
-    order = np.argsort(narrow, kind="stable")  # radix sort when narrow
+    order = stable_order(slot, len(threads.slots) - 1)
     ordered = records.take(order, axis=0).view(EVENT_DTYPE)[:, 0]
     slot = slot[order]
     new_slot = np.concatenate([[True], slot[1:] != slot[:-1]])
@@ -83,11 +83,11 @@ def arrange(
     first = np.flatnonzero(new_slot)
     time_ns = ordered["time_ns"].astype(np.int64)
     late = 0
-    falls = np.setdiff1d(np.flatnonzero(time_ns[1:] < time_ns[:-1]) + 1, first, assume_unique=True)
+    falls = np.flatnonzero((time_ns[1:] < time_ns[:-1]) & ~new_slot[1:]) + 1
     if len(falls):
-        seen_before = threads.slots["alive"][slot] & (ordered["flags"] & ASSUMED == 0)
-        handed = np.minimum(threads.slots["handed_ns"][slot], handed_ns)
-        late = int(np.count_nonzero(seen_before & (time_ns < handed)))
+        early = np.flatnonzero((time_ns < handed_ns) & (ordered["flags"] & ASSUMED == 0))
+        rows = np.take(threads.slots, slot[early])
+        late = int(np.count_nonzero(rows["alive"] & (time_ns[early] < rows["handed_ns"])))
         _put_in_order(time_ns, first, falls)
     np.maximum(time_ns, threads.start_ns, out=time_ns)
     if len(first) > opened or (kind == EventKind.THREAD_EXIT).any():

@@ -32,6 +32,8 @@ MAPS = b"""\
 7f0000004000-7f0000005000 r-xp 00000000 fd:00 15 /usr/lib/libcuda.so.1
 7f0000005000-7f0000006000 r-xp 00000000 00:00 0 [vdso]
 7f0000006000-7f0000007000 r-xp 00000000 00:00 0
+7f0000007000-7f0000008000 r-xp 00000000 fd:00 16 /v/other/_other.so
+7f0000008000-7f0000009000 r-xp 00000000 fd:00 17 /v/numpy/_core/_umath.so
 """
 LOOP = (0x410000, 0x420000)
 PYTHON = "/usr/bin/python3.11"
@@ -126,6 +128,23 @@ def test_return_addresses_of_a_living_process() -> None:
         assert calls.are_returns(asked).tolist() == [True, False, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("code", "leaves"),
+    [
+        ("e8 03000000 909090 90", False),  # to the code behind it
+        ("e8 03000000 909090 ff2500000000", True),  # to a stub that jumps through a table
+        ("e8 03000000 909090 f30f1efaf2ff2500000000", True),
+        ("ff1500000000", True),  # through a table
+    ],
+)
+def test_which_calls_may_leave_their_library(code: str, leaves: bool) -> None:
+    text = ctypes.create_string_buffer(bytes.fromhex("90" * 8 + code + "90" * 8))
+    end = ctypes.addressof(text) + 8 + (5 if code.startswith("e8") else 6)
+    calls = CallSites(os.getpid())
+    assert calls.are_returns(np.array([end], np.uint64)).tolist() == [True]
+    assert calls.leave_library(np.array([end], np.uint64)).tolist() == [leaves]
+
+
 class AnyCall(CallSites):
     """Every address but some is a return address."""
 
@@ -135,6 +154,9 @@ class AnyCall(CallSites):
 
     def are_returns(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
         return ~np.isin(addresses, self._others)
+
+    def leave_library(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        return self.are_returns(addresses)
 
 
 def sample(ip: int, stack: Sequence[int] = (), **fields: int) -> NDArray[np.void]:
@@ -147,6 +169,7 @@ def sample(ip: int, stack: Sequence[int] = (), **fields: int) -> NDArray[np.void
 
 
 SIM, TORCH, LIBC, IN_LOOP, IN_PYTHON = 0x7F0000001100, 0x7F0000003100, 0x7F0000000100, 0x410100, 0x400100
+FOREIGN, NUMPY = 0x7F0000007100, 0x7F0000008100
 
 
 @pytest.mark.parametrize(
@@ -165,8 +188,47 @@ def test_where_the_address_does_not_tell_the_stack_does(ip: int, stack: list[int
     assert tell(sample(ip, stack), code_map(), AnyCall()).tolist() == [told]
 
 
+@pytest.mark.parametrize(
+    ("stack", "told"),
+    [
+        ([TORCH, NUMPY, IN_LOOP], Code.UNRELATED),  # NumPy calls no PyTorch: an earlier call left it there
+        ([TORCH, TORCH, NUMPY, IN_LOOP], Code.UNRELATED),
+        ([NUMPY, TORCH, IN_PYTHON, IN_LOOP], Code.UNRELATED),  # nor is it called from there
+        ([TORCH, IN_LOOP, NUMPY], Code.BACKEND),
+        ([SIM, FOREIGN, IN_LOOP], Code.SIMULATOR),  # any other library may be its binding
+    ],
+)
+def test_what_could_not_have_called_it(stack: list[int], told: Code) -> None:
+    assert tell(sample(LIBC, stack), code_map(), AnyCall()).tolist() == [told]
+
+
 def test_a_function_s_address_on_the_stack_is_no_return_address() -> None:
     assert tell(sample(LIBC, [SIM, IN_LOOP]), code_map(), AnyCall(SIM)).tolist() == [Code.PYTHON]
+
+
+class NearCall(AnyCall):
+    """No call leaves its library."""
+
+    def leave_library(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        return np.zeros(len(addresses), np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("ip", "stack", "told"),
+    [
+        (
+            IN_PYTHON,
+            [TORCH, IN_LOOP],
+            Code.PYTHON,
+        ),  # it called nothing of the interpreter's: an earlier call left it there
+        (FOREIGN, [TORCH, IN_LOOP], Code.PYTHON),
+        (LIBC, [FOREIGN, TORCH, IN_LOOP], Code.PYTHON),
+        (LIBC, [TORCH, IN_LOOP], Code.BACKEND),  # what it called may have jumped into the C library
+        (TORCH, [TORCH, IN_LOOP], Code.BACKEND),
+    ],
+)
+def test_what_an_earlier_call_left_on_the_stack(ip: int, stack: list[int], told: Code) -> None:
+    assert tell(sample(ip, stack), code_map(), NearCall()).tolist() == [told]
 
 
 def test_what_lies_behind_the_words_that_were_read_is_not_looked_at() -> None:
