@@ -46,11 +46,8 @@ def _some(found: Iterable[int], problem: str) -> list[int]:
 
 def _named(glob: str) -> list[int]:
     """Processes whose name matches: of the program, or of the script that a Python runs."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and any(fnmatchcase(name, glob) for name in _names(int(entry))):
-            found.append(int(entry))
-    return sorted(found)
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return sorted(pid for pid in pids if any(fnmatchcase(name, glob) for name in _names(pid)))
 
 
 def _names(pid: int) -> set[str]:
