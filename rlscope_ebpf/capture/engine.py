@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,38 @@ class ProbeSite:
     pushed: int = 0  # words that the function has pushed there
 
 
+_Key = tuple[int, Group, bool]  # process, group, `returns`
+_End = tuple[int, str, Group, int]  # process, file, group, offset of an exit
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """What it takes to attach a probe, once more."""
+
+    id: int
+    key: _Key
+    path: str
+    offset: int
+    cookie: int
+    end: _End | None  # of an exit
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Probes that were attached together, on one file."""
+
+    links: list[Link]
+    probes: list[_Probe]
+
+
+@dataclass(slots=True)
+class _Exit:
+    """An instruction by which functions are left. It is probed once, for all of them."""
+
+    probe: int
+    functions: set[int] = field(default_factory=set)  # by the ids of their entries
+
+
 class Engine:
     """Not thread-safe, but for `loads` and `allow_returns`. `method` is an attach method of `links`.
 
@@ -59,14 +91,15 @@ class Engine:
     def __init__(self, method: str, compiled: CompiledPrograms | None = None) -> None:
         self.method = method
         self._programs = Programs(compile_programs(method) if compiled is None else compiled)
-        self._links: dict[tuple[int, Group, bool], list[Link]] = defaultdict(list)  # by process, group, `returns`
+        self._parts: dict[_Key, list[_Part]] = defaultdict(list)
+        self._probes: dict[int, _Probe] = {}
+        self._exits_of: dict[int, list[int]] = defaultdict(list)  # of a function, by the id of its entry
         self._closer = Closer()
         self._pids: set[int] = set()
         self._watched: set[int] = set()
         self._allowed: dict[int, int] = {}  # by process: what `allow_returns` was told last
         self._returns_lock = threading.Lock()
-        # By process, file, group and offset: functions that end in the same code share its exits.
-        self._exits: set[tuple[int, str, Group, int]] = set()
+        self._exits: dict[_End, _Exit] = {}  # functions that end in the same code share its exits
         self._tracepoints: Link | None = None
         self._ticks: Link | None = None
         self._samples: Link | None = None
@@ -133,7 +166,7 @@ class Engine:
         """Detach from a process."""
         self._programs.remove_target(pid)
         self._pids.discard(pid)
-        self._close([key for key in self._links if key[0] == pid])
+        self._close([key for key in self._parts if key[0] == pid])
 
     def add_marker_record(self, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""
@@ -143,19 +176,27 @@ class Engine:
         """Probe the sites in process `pid`; one ProbeInfo each, in the same order, `armed` where the text shows it."""
         probes = []
         accepted: set[int] = set()
-        jobs: dict[tuple[str, Group, bool], list[tuple[int, int, int]]] = defaultdict(list)
-        for index, site in enumerate(sites):
+        jobs: list[_Probe] = []
+        function = first = self.next_probe
+        for site in sites:
             number = self.next_probe
             self.next_probe += 1
             flags = site.flags | CookieFlag.RETURNS if site.returns else site.flags
             cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, flags, site.pushed)
             end = (pid, site.path, site.group, site.offset) if site.action == Action.EXIT else None
-            if end is not None and end in self._exits:
-                accepted.add(index)  # a second program there would do the same again
+            probe = _Probe(number, (pid, site.group, site.returns), site.path, site.offset, cookie, end)
+            self._probes[number] = probe
+            if end is None:
+                function = number
+                jobs.append(probe)
             else:
-                jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
-            if end is not None:
-                self._exits.add(end)
+                self._exits_of[function].append(number)
+                if end not in self._exits:
+                    self._exits[end] = _Exit(number)
+                    jobs.append(probe)
+                else:
+                    accepted.add(number)  # a second program there would do the same again
+                self._exits[end].functions.add(function)
             probes.append(
                 ProbeInfo(
                     id=number,
@@ -169,30 +210,80 @@ class Engine:
                     armed=False,
                 )
             )
-        for (path, group, returns), entries in jobs.items():
-            accepted.update(self._attach(pid, path, group, returns, entries))
+        accepted |= self._attach_by_file(jobs)
         armed = armed_sites(pid, sites)
-        return [replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)]
+        return [
+            replace(probe, armed=number in accepted and bool(up))
+            for number, (probe, up) in enumerate(zip(probes, armed, strict=True), first)
+        ]
 
-    def _attach(
-        self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]
-    ) -> set[int]:
-        """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried."""
+    def take_off(self, functions: Iterable[int]) -> None:
+        """Detach functions, by the ids of their entries; `put_back` attaches them again. Returns at once."""
+        gone: set[int] = set()
+        for function in functions:
+            gone.add(function)
+            for number in self._exits_of.get(function, ()):
+                end = self._probes[number].end
+                if end is None or end not in self._exits:
+                    continue
+                found = self._exits[end]
+                found.functions.discard(function)
+                if not found.functions:
+                    gone.add(found.probe)
+                    del self._exits[end]
+        for key, parts in self._parts.items():
+            for part in list(parts):
+                left = [probe for probe in part.probes if probe.id not in gone]
+                if len(left) == len(part.probes):
+                    continue
+                # First those that stay, once more: a hit that both see means the same twice.
+                if left and not self._attach(key, left):
+                    continue  # better too many than none
+                parts.remove(part)
+                self._closer.add(part.links)
+
+    def put_back(self, functions: Iterable[int]) -> None:
+        """Attach again what `take_off` detached."""
+        jobs = []
+        for function in functions:
+            if function not in self._probes:
+                continue
+            jobs.append(self._probes[function])
+            for number in self._exits_of.get(function, ()):
+                probe = self._probes[number]
+                if probe.end is None:
+                    continue
+                if probe.end not in self._exits:
+                    self._exits[probe.end] = _Exit(number)
+                    jobs.append(probe)
+                self._exits[probe.end].functions.add(function)
+        self._attach_by_file(jobs)
+
+    def exits_of(self, function: int) -> Sequence[int]:
+        """Ids of a function's exits."""
+        return self._exits_of.get(function, ())
+
+    def _attach_by_file(self, probes: Iterable[_Probe]) -> set[int]:
+        """Ids of those that the kernel accepted."""
+        jobs: dict[tuple[_Key, str], list[_Probe]] = defaultdict(list)
+        for probe in probes:
+            jobs[probe.key, probe.path].append(probe)
+        return {number for (key, _), each in jobs.items() for number in self._attach(key, each)}
+
+    def _attach(self, key: _Key, probes: list[_Probe]) -> set[int]:
+        """Attach probes of one file; where the kernel refuses one it refuses all of the call, so halves are tried."""
         try:
-            self._links[pid, group, returns].extend(self._attach_all(pid, path, returns, entries))
+            self._parts[key].append(_Part(self._attach_all(key, probes), probes))
         except OSError as error:
-            if error.errno in (errno.ESRCH, errno.ENOENT) or len(entries) == 1:
+            if error.errno in (errno.ESRCH, errno.ENOENT) or len(probes) == 1:
                 return set()
-            middle = len(entries) // 2
-            return self._attach(pid, path, group, returns, entries[:middle]) | self._attach(
-                pid, path, group, returns, entries[middle:]
-            )
-        return {index for _, _, index in entries}
+            middle = len(probes) // 2
+            return self._attach(key, probes[:middle]) | self._attach(key, probes[middle:])
+        return {probe.id for probe in probes}
 
-    def _attach_all(self, pid: int, path: str, returns: bool, entries: list[tuple[int, int, int]]) -> list[Link]:
-        programs = self._programs
-        offsets = [offset for offset, _, _ in entries]
-        cookies = [cookie for _, cookie, _ in entries]
+    def _attach_all(self, key: _Key, probes: Sequence[_Probe]) -> list[Link]:
+        programs, (pid, _, returns), path = self._programs, key, probes[0].path
+        offsets, cookies = [probe.offset for probe in probes], [probe.cookie for probe in probes]
         if self.method == "session":
             if returns:
                 return [attach("session", programs.session_fd, path, offsets, cookies, pid, returns=True)]
@@ -216,13 +307,17 @@ class Engine:
 
         Closing a link waits until no call of the targets needs it any more, which may take many seconds.
         """
-        if group == Group.GIL:
-            self._programs.forget_gil()
-        self._close([key for key in self._links if key[1] == group])
+        self._close([key for key in self._parts if key[1] == group])
+
+    def assume_gil(self, assumed: bool) -> None:
+        """Whether who has held the interpreter lock counts as holding it: while no probe says who does."""
+        self._programs.assume_gil(assumed)
 
     def detach_returns(self, pid: int) -> None:
-        """Detach a process's sites with return probes, but for CUDA's. Returns at once."""
-        self._close([key for key in self._links if key[0] == pid and key[1] != Group.CUDA and key[2]])
+        """Detach a process's sites with return probes, but for CUDA's, for good. Returns at once."""
+        gone = [key for key in self._parts if key[0] == pid and key[1] != Group.CUDA and key[2]]
+        self._probes = {number: probe for number, probe in self._probes.items() if probe.key not in gone}
+        self._close(gone)
 
     def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
         """Up to `limit` events, EVENT_DTYPE."""
@@ -251,7 +346,7 @@ class Engine:
 
     def begin_detach(self) -> None:
         """Begin to take every probe away. Returns at once."""
-        self._close(list(self._links))
+        self._close(list(self._parts))
         others = [link for link in (self._tracepoints, self._ticks, self._samples) if link is not None]
         self._tracepoints = self._ticks = self._samples = None
         self._closer.add(others)
@@ -281,11 +376,11 @@ class Engine:
         self.detach()
         self._programs.close()
 
-    def _close(self, keys: Sequence[tuple[int, Group, bool]]) -> None:
+    def _close(self, keys: Sequence[_Key]) -> None:
         """Close links in the background: the kernel's waits then overlap, and nobody else waits."""
         gone = {(pid, group) for pid, group, returns in keys if not returns}
-        self._exits = {end for end in self._exits if (end[0], end[2]) not in gone}
-        self._closer.add(link for key in keys for link in self._links.pop(key))
+        self._exits = {end: found for end, found in self._exits.items() if (end[0], end[2]) not in gone}
+        self._closer.add(link for key in keys for part in self._parts.pop(key) for link in part.links)
 
 
 _NEVER = 1 << 64  # more than can be loaded
