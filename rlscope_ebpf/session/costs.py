@@ -140,7 +140,7 @@ class ProbeCosts:
 
     def told_by_probe_ns(self) -> Floats:
         """What hits that sent an event have taken so far, by probe id; a function's exits count for its entry."""
-        took: Floats = self._told[:, 0] * self._entry.sum(axis=1) + self._told[:, 1] * self._exit.sum(axis=1)
+        took: Floats = (self._told * (self._before + self._after)[:, [_ENTRY, _EXIT]]).sum(axis=1)
         return took
 
     def _silent_costs(self) -> Floats:
