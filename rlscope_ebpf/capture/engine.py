@@ -23,8 +23,10 @@ from rlscope_ebpf.capture.programs import Programs
 from rlscope_ebpf.capture.tracepoints import attach_tracepoints
 from rlscope_ebpf.model.tables import ProbeInfo
 
-MAX_READ = 1 << 18
-"""Events taken from the ring at a time; a batch of this size is matched in about a tenth of a second."""
+MAX_READ = 1 << 16
+"""Events taken from the ring at a time: what matching so many needs stays in the caches."""
+
+MAX_TEXTS = 1 << 18
 
 SAMPLE_NS = 997_000
 """CPU time between two samples, a thousand a second: in no step with loops and timers of round numbers."""
@@ -325,7 +327,7 @@ class Engine:
 
     def read_texts(self) -> NDArray[np.void]:
         """All texts, TEXT_DTYPE. Read after the events: a text is always written before the event that names it."""
-        return self._programs.texts.read(MAX_READ)
+        return self._programs.texts.read(MAX_TEXTS)
 
     def read_samples(self) -> NDArray[np.void]:
         """Samples, SAMPLE_DTYPE, at most `MAX_SAMPLES`."""
