@@ -586,6 +586,18 @@ class Profiler:
         self._early.clear()
         self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
 
+    def _catch_up(self, now_ns: int, end_ns: int | None = None, patience: int = 1) -> None:
+        """Take all that is in the ring now, however much. `patience`: looks at an event that is still being written."""
+        everything = self._received + self._engine.pending_events()  # but for what comes from now on
+        while patience:
+            before = self._received
+            self._turn(now_ns, end_ns)
+            if self._received >= everything:
+                break
+            if self._received == before:
+                patience -= 1
+                time.sleep(SETTLE_NS / 1e9)
+
     def _take_texts(self, texts: NDArray[np.void]) -> None:
         if not len(texts):
             return
@@ -688,7 +700,7 @@ class Profiler:
                     plans.append(plan)
                     if any(probe.group == Group.MARKER and not probe.operation for probe in plan.targets):
                         moment = monotonic_ns() - SETTLE_NS
-                        self._turn(moment)  # what is in the ring came before
+                        self._catch_up(moment)  # what is in the ring came before
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
@@ -707,7 +719,7 @@ class Profiler:
         for planner, old in zip(target.planners, older, strict=True):
             planner.take_over(old)
         moment = monotonic_ns() - SETTLE_NS
-        self._turn(moment)  # what is in the ring came before
+        self._catch_up(moment)  # what is in the ring came before
         if self._samples_all or target.is_told_of:
             self._matcher.seed_thread(target.pid, target.pid, (), moment)
 
@@ -840,14 +852,7 @@ class Profiler:
         if not told and not self._expected_were_hit():
             self.notices.append(NOTHING_TO_PROBE)
         time.sleep(2 * SETTLE_NS / 1e9)
-        everything = self._received + self._engine.pending_events()  # but for what comes from now on
-        patience = _DRAIN_LOOKS
-        while self._received < everything and patience:
-            before = self._received
-            self._turn(end_ns - SETTLE_NS, end_ns)
-            if self._received == before:  # an event is still being written
-                patience -= 1
-                time.sleep(SETTLE_NS / 1e9)
+        self._catch_up(end_ns - SETTLE_NS, end_ns, _DRAIN_LOOKS)
         if self._gpu:
             self._gpu.settle()
         ends = [target.end_ns for target in self._targets.values()]
