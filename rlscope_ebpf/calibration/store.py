@@ -27,11 +27,17 @@ FRESH_SHORT = timedelta(days=1)
 """The short form is measured beside a program that is at work."""
 
 _NAME = "calibration.json"
+_SHORT_NAME = "calibration-short.json"
 
 
 def calibration_path() -> Path:
     """The file in which this host's calibration is kept."""
     return state_dir() / _NAME
+
+
+def short_calibration_path() -> Path:
+    """The file for what attaches measure in passing: a full calibration that is out of date stays where it is."""
+    return state_dir() / _SHORT_NAME
 
 
 def this_host(methods: Mapping[str, MethodCosts], now: datetime | None = None, *, short: bool = False) -> Calibration:
