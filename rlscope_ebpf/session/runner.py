@@ -123,8 +123,8 @@ class Profiler:
         self._governor = Governor(options.max_overhead / 100)
         self._shed_notices = ShedNotices(self._governor, self._sparable)
         self._rules = RuleWatch(options)
-        self._sampler = Sampler(options.libraries, follows_all=options.mode == "sample")
-        self._samples = options.mode == "sample"  # whether the clock is running, or is to run from the start
+        self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
+        self._samples = self._samples_all  # whether the clock is running, or is to run from the start
         self._governor_state: _Spent | None = None
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
@@ -307,7 +307,7 @@ class Profiler:
                 avoid_returns=not process.allows_return_probes,
                 avoid_frame_returns=nests_deeply(process, method),
             )
-            for groups in ((_FIRST,) if self.options.mode == "sample" else (_FIRST, ALL_GROUPS - _FIRST))
+            for groups in ((_FIRST,) if self._samples_all else (_FIRST, ALL_GROUPS - _FIRST))
         )
 
     def _guard_returns(self, target: Target, new: Sequence[MappedObject], loads: int) -> None:
@@ -402,7 +402,7 @@ class Profiler:
     def _sample(self, since_ns: int, categories: Iterable[Category]) -> None:
         """Let the clock's samples tell, from a moment on, the time that probes take for these categories."""
         try:
-            self._engine.sample(follow=self.options.mode == "sample")
+            self._engine.sample(follow=self._samples_all)
         except OSError as error:
             raise UnsupportedError(
                 f"The clock for sampling cannot be had: {error.strerror}.", "Use --mode trace, which needs none."
@@ -572,7 +572,8 @@ class Profiler:
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
         self.costs.observe(events)
-        self.costs.watch(self._read_counters())  # so that already these events are charged what such hits cost
+        counters = self._read_counters()
+        self.costs.watch(counters)  # so that already these events are charged what such hits cost
         if self._samples:  # after the events, so that every sample is there whose time is handed out
             self._sampler.take(self._engine.read_samples())
         self._take_texts(self._engine.read_texts())
@@ -582,9 +583,10 @@ class Profiler:
             self._matcher.add_texts(own)
         self._own_texts.clear()
         for batch in self._early:
-            self._hand_out(batch)
+            self._hand_out(batch, counters)
         self._early.clear()
-        self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
+        now_ns = max(now_ns, self.info.start_ns if self.info else 0)
+        self._hand_out(self._matcher.process(events, now_ns), counters)
 
     def _catch_up(self, now_ns: int, end_ns: int | None = None, patience: int = 1) -> None:
         """Take all that is in the ring now, however much. `patience`: looks at an event that is still being written."""
@@ -609,11 +611,12 @@ class Profiler:
             names = read_names(int(text["pid"]), addresses)
             self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
 
-    def _hand_out(self, batch: Batch, *, last: bool = False, queued_since_ns: int | None = None) -> None:
+    def _hand_out(
+        self, batch: Batch, counters: ProbeCounters, *, last: bool = False, queued_since_ns: int | None = None
+    ) -> None:
         if self._definitions:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
-        counters = self._read_counters()
         if self._samples:
             self._sampler.place(batch, cost_of_sample_ns(counters))
         else:
@@ -863,7 +866,8 @@ class Profiler:
                 target.end_ns = end_ns
             self._matcher.update_process(target.info())
         queued_since_ns = None if reason == "exited" else end_ns - QUEUED_NS
-        self._hand_out(self._matcher.finish(end_ns), last=True, queued_since_ns=queued_since_ns)
+        last = self._matcher.finish(end_ns)
+        self._hand_out(last, self._read_counters(), last=True, queued_since_ns=queued_since_ns)
         return end_ns
 
 

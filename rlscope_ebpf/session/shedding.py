@@ -1,4 +1,4 @@
-"""What the governor decides is done, and told to the user."""
+"""What the governor has decided, told to the user."""
 
 from __future__ import annotations
 
