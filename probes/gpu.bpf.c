@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * On the functions at which the GPU helper hands things out (userspace/rlscope_cupti.h): copies their arguments into
- * rings; and on functions of CUPTI's that nobody else should call while the helper uses it. A program of its own: it is compiled only when a helper is there, with
+ * rings; and on functions of CUPTI's that nobody else should call while the helper uses it. A program of its own: it is
+ * compiled only when a helper is there, with
  *   -DGPU_RING_PAGES, -DGPU_TEXT_RING_PAGES  sizes of the rings, in pages, powers of two
  */
 #include <uapi/linux/ptrace.h>

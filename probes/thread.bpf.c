@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * BCC treats the functions of one file as programs, so the profiler joins this file, texts.bpf.c, programs.bpf.c
- * and scheduler.bpf.c, in this order, and compiles them when a session starts, with
- *   -DEVENT_RING_PAGES, -DTEXT_RING_PAGES         sizes of the rings, in pages, powers of two
+ * BCC treats the functions of one file as programs, so the profiler joins this file, texts.bpf.c, programs.bpf.c,
+ * sampling.bpf.c and scheduler.bpf.c, in this order, and compiles them, with
+ *   -DEVENT_RING_PAGES, -DTEXT_RING_PAGES, -DSAMPLE_RING_PAGES  sizes of the rings, in pages, powers of two
  *   -DMARKER_DEPTH_OFFSET, -DMARKER_NAMES_OFFSET  where a thread's marker record keeps depth and names
  *   -DRLS_SESSION                                 if the kernel knows uprobe sessions
+ *   -DRLS_KERNEL_TYPES                            if it knows its own types (BTF)
  *
  * Per-thread state: the stack of followed calls, who holds the interpreter, and the one function that sends events.
  *

@@ -29,16 +29,21 @@ def calibration_for(engine: Engine, say: Callable[[str], None]) -> Calibration |
                 f"The kept calibration of this host does not hold, since {stale}, and is not used. Run "
                 "`rlscope-ebpf calibrate`; a short one, taken while attaching where that is possible, stands in for it."
             )
+    short = store.load(store.short_calibration_path())
+    if short is not None and store.why_stale(short) is not None:
+        short = None
+    if short is not None and engine.method in short.methods:
+        return short
     if engine.method in _SLOW_TO_DETACH:
         say("Times are not corrected for the cost of the probes: this host is not calibrated for this attach method. "
             "Run `rlscope-ebpf calibrate`.")  # fmt: skip
         return None
     try:
-        found = store.this_host({engine.method: measure(engine, SHORT_CALLS)}, short=True)
+        methods = {**(short.methods if short is not None else {}), engine.method: measure(engine, SHORT_CALLS)}
+        found = store.this_host(methods, short=True)
     except (ProfilerError, OSError) as error:
         say(f"Times are not corrected for the cost of the probes: measuring it failed ({error}).")
         return None
-    if kept is None or kept.short:
-        with suppress(ProfilerError):  # then it is measured again the next time
-            store.save(found)
+    with suppress(ProfilerError):  # then it is measured again the next time
+        store.save(found, store.short_calibration_path())
     return found

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from rlscope_ebpf.capture.compiler import SOURCES
 from rlscope_ebpf.capture.kernel import kernel_release
+from rlscope_ebpf.capture.state_files import replace_file
 from rlscope_ebpf.errors import NotPermittedError, ProfilerError
 from rlscope_ebpf.model.calibration import Calibration, MethodCosts, method_costs
 from rlscope_ebpf.paths import STATE_VARIABLE, probes_dir, state_dir
@@ -27,11 +26,17 @@ FRESH_SHORT = timedelta(days=1)
 """The short form is measured beside a program that is at work."""
 
 _NAME = "calibration.json"
+_SHORT_NAME = "calibration-short.json"
 
 
 def calibration_path() -> Path:
     """The file in which this host's calibration is kept."""
     return state_dir() / _NAME
+
+
+def short_calibration_path() -> Path:
+    """The file for what attaches measure in passing: a full calibration that is out of date stays where it is."""
+    return state_dir() / _SHORT_NAME
 
 
 def this_host(methods: Mapping[str, MethodCosts], now: datetime | None = None, *, short: bool = False) -> Calibration:
@@ -53,17 +58,9 @@ def save(calibration: Calibration, path: Path | None = None) -> Path:
         "short": calibration.short,
         "ns_per_hit": {method: costs.as_dict() for method, costs in calibration.methods.items()},
     }
-    temporary = ""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".")
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(document, file, indent=1)
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(temporary, target)
+        replace_file(target, json.dumps(document, indent=1).encode(), 0o644)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         kind = NotPermittedError if isinstance(error, PermissionError) else ProfilerError
         raise kind(
             f"The calibration cannot be written to {target}: {error.strerror or error}.",

@@ -148,9 +148,14 @@ def call(command: int, attr: ctypes.Structure | ctypes.Array[Any]) -> int:
     """The system call. Raises OSError."""
     result = _call(command, attr)
     if result < 0:
-        number = ctypes.get_errno() or errno.EINVAL
-        raise OSError(number, os.strerror(number))
+        raise last_error()
     return result
+
+
+def last_error() -> OSError:
+    """Of a system call that has just failed."""
+    number = ctypes.get_errno() or errno.EINVAL
+    return OSError(number, os.strerror(number))
 
 
 def _call(command: int, attr: ctypes.Structure | ctypes.Array[Any]) -> int:

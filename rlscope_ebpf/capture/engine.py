@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,23 +17,21 @@ from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, Sit
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.interpreter import attach_ticks
 from rlscope_ebpf.capture.links import Link, attach
+from rlscope_ebpf.capture.placement import Job, Placement, Probe
 from rlscope_ebpf.capture.pointer_guard import read_pointer_guard
 from rlscope_ebpf.capture.programs import Programs
 from rlscope_ebpf.capture.tracepoints import attach_tracepoints
 from rlscope_ebpf.model.tables import ProbeInfo
 
-MAX_READ = 1 << 18
-"""Events taken from the ring at a time; a batch of this size is matched in about a tenth of a second."""
+MAX_READ = 1 << 16
+"""Events taken from the ring at a time: what matching so many needs stays in the caches."""
+
+MAX_TEXTS = 1 << 18
 
 SAMPLE_NS = 997_000
 """CPU time between two samples, a thousand a second: in no step with loops and timers of round numbers."""
 
 MAX_SAMPLES = 1 << 14
-
-Job = tuple[str, Group, bool]
-"""What is attached with one call: a file, a group, whether returns are probed, too."""
-
-_ATTACHERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +61,12 @@ class Engine:
     def __init__(self, method: str, compiled: CompiledPrograms | None = None) -> None:
         self.method = method
         self._programs = Programs(compile_programs(method) if compiled is None else compiled)
-        self._links: dict[tuple[int, Group, bool], list[Link]] = defaultdict(list)  # by process, group, `returns`
         self._closer = Closer()
+        self._placed = Placement(self._attach_links, self._closer)
         self._pids: set[int] = set()
         self._watched: set[int] = set()
         self._allowed: dict[int, int] = {}  # by process: what `allow_returns` was told last
         self._returns_lock = threading.Lock()
-        # By process, file, group and offset: functions that end in the same code share its exits.
-        self._exits: set[tuple[int, str, Group, int]] = set()
-        # What the kernel took, by process: offsets and cookies by file, group, `returns`.
-        self._placed: dict[int, dict[tuple[str, Group, bool], list[tuple[int, int]]]] = defaultdict(dict)
         self._records: dict[int, set[int]] = defaultdict(set)  # by process: threads with a marker record
         self._tracepoints: Link | None = None
         self._ticks: Link | None = None
@@ -144,8 +136,9 @@ class Engine:
         self._programs.forget_process(pid, self._records.pop(pid, ()))
         self._pids.discard(pid)
         self._watched.discard(pid)
-        self._placed.pop(pid, None)
-        self._close([key for key in self._links if key[0] == pid])
+        with self._returns_lock:
+            self._allowed.pop(pid, None)
+        self._placed.remove(pid)
 
     def add_marker_record(self, pid: int, tid: int, address: int) -> None:
         """Where a thread's record of open operations lies in its process."""
@@ -154,22 +147,16 @@ class Engine:
 
     def attach(self, pid: int, sites: Sequence[ProbeSite]) -> list[ProbeInfo]:
         """Probe the sites in process `pid`; one ProbeInfo each, in the same order, `armed` where the text shows it."""
-        probes = []
-        accepted: set[int] = set()
-        jobs: dict[tuple[str, Group, bool], list[tuple[int, int, int]]] = defaultdict(list)
-        for index, site in enumerate(sites):
-            number = self.next_probe
-            self.next_probe += 1
+        infos: list[ProbeInfo] = []
+        probes: list[Probe] = []
+        own, first = f"/proc/{pid}/", self.next_probe
+        for number, site in enumerate(sites, first):
             flags = site.flags | CookieFlag.RETURNS if site.returns else site.flags
             cookie = make_cookie(number, site.category, site.site_class, site.group, site.action, flags, site.pushed)
-            end = (pid, site.path, site.group, site.offset) if site.action == Action.EXIT else None
-            if end is not None and end in self._exits:
-                accepted.add(index)  # a second program there would do the same again
-            else:
-                jobs[site.path, site.group, site.returns].append((site.offset, cookie, index))
-            if end is not None:
-                self._exits.add(end)
-            probes.append(
+            file = site.path.removeprefix(own)
+            is_exit = site.action == Action.EXIT
+            probes.append(Probe(number, file, site.group, site.returns, site.offset, cookie, is_exit))
+            infos.append(
                 ProbeInfo(
                     id=number,
                     group=site.group.name.lower(),
@@ -182,13 +169,13 @@ class Engine:
                     armed=False,
                 )
             )
-        for (path, group, returns), taken_here in self._attach_jobs(pid, jobs):
-            entries = jobs[path, group, returns]
-            accepted.update(taken_here)
-            taken = [(offset, cookie) for offset, cookie, index in entries if index in accepted]
-            self._placed[pid].setdefault((path, group, returns), []).extend(taken)
+        self.next_probe = first + len(probes)
+        accepted = self._placed.add(pid, probes)
         armed = armed_sites(pid, sites)
-        return [replace(probe, armed=index in accepted and bool(armed[index])) for index, probe in enumerate(probes)]
+        return [
+            replace(probe, armed=number in accepted and bool(up))
+            for number, (probe, up) in enumerate(zip(infos, armed, strict=True), first)
+        ]
 
     def attach_alike(self, pid: int, parent: int) -> int:
         """Probe in a process what is probed in the one it was forked from, as the same probes; how many.
@@ -196,56 +183,23 @@ class Engine:
         It has the same files mapped, at the same addresses. Left out are sites with return probes, but for CUDA's:
         where two processes have one, the kernel sets it in the one for the sake of the other, whatever that wants.
         """
-        before, own = f"/proc/{parent}/", f"/proc/{pid}/"
-        jobs: dict[Job, list[tuple[int, int, int]]] = {}
-        for (path, group, returns), places in self._placed.get(parent, {}).items():
-            if returns and group != Group.CUDA:
-                continue
-            here = own + path.removeprefix(before) if path.startswith(before) else path
-            jobs[here, group, returns] = [(offset, cookie, index) for index, (offset, cookie) in enumerate(places)]
-        count = 0
-        for job, accepted in self._attach_jobs(pid, jobs):
-            self._placed[pid][job] = [jobs[job][index][:2] for index in sorted(accepted)]
-            count += len(accepted)
-        self._exits |= {
-            (pid, own + path.removeprefix(before) if path.startswith(before) else path, group, offset)
-            for owner, path, group, offset in self._exits
-            if owner == parent
-        }
-        return count
+        return self._placed.add_alike(pid, parent)
 
-    def _attach_jobs(self, pid: int, jobs: Mapping[Job, list[tuple[int, int, int]]]) -> list[tuple[Job, set[int]]]:
-        """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs."""
+    def take_off(self, functions: Iterable[int]) -> None:
+        """Detach functions, by the ids of their entries; `put_back` attaches them again. Returns at once."""
+        self._placed.take_off(functions)
 
-        def attach_one(job: Job) -> set[int]:
-            path, group, returns = job
-            return self._attach(pid, path, group, returns, jobs[job])
+    def put_back(self, functions: Iterable[int]) -> None:
+        """Attach again what `take_off` detached."""
+        self._placed.put_back(functions)
 
-        wanted = [job for job, entries in jobs.items() if entries]
-        if len(wanted) < 2:
-            return [(job, attach_one(job)) for job in wanted]
-        with ThreadPoolExecutor(min(len(wanted), _ATTACHERS), "attach") as pool:
-            return list(zip(wanted, pool.map(attach_one, wanted), strict=True))
+    def exits_of(self, function: int) -> Sequence[int]:
+        """Ids of a function's exits."""
+        return self._placed.exits_of(function)
 
-    def _attach(
-        self, pid: int, path: str, group: Group, returns: bool, entries: list[tuple[int, int, int]]
-    ) -> set[int]:
-        """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried."""
-        try:
-            self._links[pid, group, returns].extend(self._attach_all(pid, path, returns, entries))
-        except OSError as error:
-            if error.errno in (errno.ESRCH, errno.ENOENT) or len(entries) == 1:
-                return set()
-            middle = len(entries) // 2
-            return self._attach(pid, path, group, returns, entries[:middle]) | self._attach(
-                pid, path, group, returns, entries[middle:]
-            )
-        return {index for _, _, index in entries}
-
-    def _attach_all(self, pid: int, path: str, returns: bool, entries: list[tuple[int, int, int]]) -> list[Link]:
-        programs = self._programs
-        offsets = [offset for offset, _, _ in entries]
-        cookies = [cookie for _, cookie, _ in entries]
+    def _attach_links(self, job: Job, probes: Sequence[Probe]) -> list[Link]:
+        programs, pid, path, returns = self._programs, job.pid, job.path, job.returns
+        offsets, cookies = [probe.offset for probe in probes], [probe.cookie for probe in probes]
         if self.method == "session":
             if returns:
                 return [attach("session", programs.session_fd, path, offsets, cookies, pid, returns=True)]
@@ -269,13 +223,15 @@ class Engine:
 
         Closing a link waits until no call of the targets needs it any more, which may take many seconds.
         """
-        if group == Group.GIL:
-            self._programs.forget_gil()
-        self._close([key for key in self._links if key[1] == group])
+        self._placed.remove_group(group)
+
+    def assume_gil(self, assumed: bool) -> None:
+        """Whether who has held the interpreter lock counts as holding it: while no probe says who does."""
+        self._programs.assume_gil(assumed)
 
     def detach_returns(self, pid: int) -> None:
-        """Detach a process's sites with return probes, but for CUDA's. Returns at once."""
-        self._close([key for key in self._links if key[0] == pid and key[1] != Group.CUDA and key[2]])
+        """Detach a process's sites with return probes, but for CUDA's, for good. Returns at once."""
+        self._placed.remove_returns(pid)
 
     def read_events(self, limit: int = MAX_READ) -> NDArray[np.void]:
         """Up to `limit` events, EVENT_DTYPE."""
@@ -283,7 +239,7 @@ class Engine:
 
     def read_texts(self) -> NDArray[np.void]:
         """All texts, TEXT_DTYPE. Read after the events: a text is always written before the event that names it."""
-        return self._programs.texts.read(MAX_READ)
+        return self._programs.texts.read(MAX_TEXTS)
 
     def read_samples(self) -> NDArray[np.void]:
         """Samples, SAMPLE_DTYPE, at most `MAX_SAMPLES`."""
@@ -304,7 +260,7 @@ class Engine:
 
     def begin_detach(self) -> None:
         """Begin to take every probe away. Returns at once."""
-        self._close(list(self._links))
+        self._placed.remove_all()
         others = [link for link in (self._tracepoints, self._ticks, self._samples) if link is not None]
         self._tracepoints = self._ticks = self._samples = None
         self._closer.add(others)
@@ -325,7 +281,6 @@ class Engine:
             self._programs.remove_target(pid)
         self._pids.clear()
         self._watched.clear()
-        self._placed.clear()
         self._records.clear()
         while self.pending_events():
             self.read_events()
@@ -335,16 +290,6 @@ class Engine:
         """Detach and unload."""
         self.detach()
         self._programs.close()
-
-    def _close(self, keys: Sequence[tuple[int, Group, bool]]) -> None:
-        """Close links in the background: the kernel's waits then overlap, and nobody else waits."""
-        gone = {(pid, group) for pid, group, returns in keys if not returns}
-        for owner, group, returns in keys:
-            placed = self._placed.get(owner, {})
-            for key in [key for key in placed if key[1:] == (group, returns)]:
-                del placed[key]
-        self._exits = {end for end in self._exits if (end[0], end[2]) not in gone}
-        self._closer.add(link for key in keys for link in self._links.pop(key))
 
 
 _NEVER = 1 << 64  # more than can be loaded

@@ -70,7 +70,6 @@ class GpuForeign:
 
     pid: int
     called: Function
-    time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ class GpuCapture:
             if int(row["kind"]) == TextKind.NAME:
                 found.names.append(GpuName(pid, int(row["id"]), data.decode("utf-8", "replace")))
             elif int(row["kind"]) == TextKind.FOREIGN:
-                found.foreign.append(GpuForeign(pid, Function(int(row["id"])), int(row["time_ns"])))
+                found.foreign.append(GpuForeign(pid, Function(int(row["id"]))))
             elif (status := parse_status(pid, data)) is not None:
                 found.statuses.append(status)
         return found

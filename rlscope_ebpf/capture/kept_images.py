@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from rlscope_ebpf.capture.image import Image
+from rlscope_ebpf.capture.state_files import replace_file
 from rlscope_ebpf.paths import state_dir
 
 MOST = 16
@@ -43,14 +43,7 @@ def save(key: str, image: Image) -> None:
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.parent.chmod(0o755)
-        descriptor, temporary = tempfile.mkstemp(dir=place.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(image.packed())
-            os.replace(temporary, place)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        replace_file(place, image.packed(), 0o600)
         _forget_oldest(place.parent)
 
 

@@ -6,14 +6,13 @@ A link lives as long as its descriptor: however the profiler ends, its probes go
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from rlscope_ebpf.capture.bpf import create_link
+from rlscope_ebpf.capture.bpf import create_link, last_error
 
 _SYS_PERF_EVENT_OPEN = 298
 _BPF_PERF_EVENT = 41
@@ -186,7 +185,7 @@ def attach_perf_event(
     place = cpu if pid == -1 else -1
     event: int = _libc.syscall(_SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, place, -1, _PERF_FLAG_FD_CLOEXEC)
     if event < 0:
-        raise _last_error()
+        raise last_error()
     try:
         link = create_link(_PerfLink(prog_fd=prog_fd, target_fd=event, attach_type=_BPF_PERF_EVENT, bpf_cookie=cookie))
     except OSError:
@@ -201,8 +200,3 @@ def _uprobe_pmu() -> tuple[int, int]:
     """Type number of the uprobe PMU and the config bit that asks for returns."""
     kind = int((_UPROBE_PMU / "type").read_text())
     return kind, int((_UPROBE_PMU / "format" / "retprobe").read_text().strip().removeprefix("config:"))
-
-
-def _last_error() -> OSError:
-    number = ctypes.get_errno() or errno.EINVAL
-    return OSError(number, os.strerror(number))

@@ -6,14 +6,14 @@ It is an optional dependency (nvidia-ml-py). Without it, or without a driver, no
 from __future__ import annotations
 
 import importlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
+
+from rlscope_ebpf.capture.process import read_environment
 
 PERIOD_S: Final = 0.25
 """Between two questions. The driver's answer is about a period of a sixth of a second to a second before."""
@@ -140,10 +140,9 @@ def devices_of(pid: int, devices: Sequence[_Device], users: Callable[[_Device], 
     if len(devices) == 1:
         return {0: devices[0]}
     try:
-        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environment = dict(read_environment(pid))
     except OSError:
         return {}
-    environment = dict(os.fsdecode(line).partition("=")[::2] for line in lines)
     if environment.get(ORDER) != BY_BUS and len({device.name for device in devices}) > 1:
         return {}  # CUDA puts the fastest first
     seen = _visible(environment.get(VISIBLE), devices)

@@ -120,6 +120,12 @@ def list_threads(pid: int) -> tuple[TargetThread, ...]:
     return tuple(TargetThread(tid, name.strip()) for tid, name in names if name is not None)
 
 
+def read_environment(pid: int) -> list[tuple[str, str]]:
+    """Names and values of the variables that a process's program was started with. Raises OSError."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return [(name, value) for name, _, value in (os.fsdecode(word).partition("=") for word in words)]
+
+
 def is_alive(target: TargetProcess) -> bool:
     """Whether the very same process still runs: neither exited nor replaced by another one of the same pid."""
     try:

@@ -199,42 +199,41 @@ class _Connector:
     """The socket of the process connector. Raises OSError or an error of pyroute2 if it cannot be had."""
 
     def __init__(self) -> None:
-        from pyroute2 import ProcEventSocket
-        from pyroute2.netlink import NLMSG_DONE
+        from pyroute2.netlink import NETLINK_CONNECTOR, NLMSG_DONE
         from pyroute2.netlink.connector import cn_proc
 
         self._cn_proc: Any = cn_proc
         self._marshal: Any = cn_proc.ProcEventMarshal()
-        self._socket: Any = ProcEventSocket()
-        self._raw: socket.socket | None = None
+        # Only the messages are pyroute2's. Its socket has an event loop of its own, which takes the kernel's answer
+        # away, and it decodes all messages, of threads and of everybody's processes: a tenth of a millisecond each.
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_CONNECTOR)
         try:
-            self._socket.bind()
-            # Read directly: pyroute2 decodes all messages, of threads and of everybody's processes, which takes a tenth
-            # of a millisecond each.
-            self._raw = socket.socket(fileno=os.dup(self._socket.fileno()))
-            self._raw.setblocking(False)
+            self._socket.bind((0, cn_proc.CN_IDX_PROC))
+            self._socket.setblocking(False)
             with suppress(OSError):
-                self._raw.setsockopt(socket.SOL_SOCKET, 33, _RECEIVE_BYTES)  # SO_RCVBUFFORCE
+                self._socket.setsockopt(socket.SOL_SOCKET, 33, _RECEIVE_BYTES)  # SO_RCVBUFFORCE
             message = cn_proc.proc_event_control()
             message["action"] = cn_proc.PROC_CN_MCAST_LISTEN
             message["idx"], message["val"], message["len"] = cn_proc.CN_IDX_PROC, cn_proc.CN_VAL_PROC, 4
-            self._socket.put(message, NLMSG_DONE, msg_flags=0, msg_seq=0)
-            if not select.select([self._raw], [], [], _ACK_S)[0]:
+            message["header"]["type"], message["header"]["flags"] = NLMSG_DONE, 0
+            message["header"]["pid"], message["header"]["sequence_number"] = self._socket.getsockname()[0], 0
+            message.encode()
+            self._socket.send(message.data)
+            if not select.select([self._socket], [], [], _ACK_S)[0]:
                 raise OSError(errno.ETIMEDOUT, "the kernel does not answer in this pid namespace")
         except BaseException:
             self.close()
             raise
-        self.fd = self._raw.fileno()
+        self.fd = self._socket.fileno()
 
     def read(self) -> list[ProcessEvent]:
         """What is waiting."""
-        assert self._raw is not None
         cn_proc = self._cn_proc
         wanted = (cn_proc.PROC_EVENT_FORK, cn_proc.PROC_EVENT_EXEC, cn_proc.PROC_EVENT_EXIT)
         events: list[ProcessEvent] = []
         for _ in range(1024):
             try:
-                data = self._raw.recv(4096)
+                data = self._socket.recv(4096)
             except BlockingIOError:
                 break
             if len(data) < _WHAT_AT + _WHAT.size or _WHAT.unpack_from(data, _WHAT_AT)[0] not in wanted:
@@ -246,9 +245,7 @@ class _Connector:
         return events
 
     def close(self) -> None:
-        """Close both descriptors."""
-        if self._raw is not None:
-            self._raw.close()
+        """Hear no more."""
         self._socket.close()
 
 

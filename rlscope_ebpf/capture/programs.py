@@ -76,9 +76,9 @@ class Programs:
         else:
             self._looks.update(_u32(pid), loads.to_bytes(8, "little"))
 
-    def forget_gil(self) -> None:
-        """Tell the programs that the interpreter lock is not probed: who has held it counts as holding it."""
-        self._settings.update(_u32(_SET_NO_GIL), _u32(1))
+    def assume_gil(self, assumed: bool) -> None:
+        """Tell the programs whether who has held the interpreter lock counts as holding it."""
+        self._settings.update(_u32(_SET_NO_GIL), _u32(assumed))
 
     def sample(self, *, follow: bool) -> None:
         """Look at threads that go off their CPU; `follow`: follow every thread that is seen at work."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
 from rlscope_ebpf.capture.maps import MappedObject
+from rlscope_ebpf.capture.process import read_environment
 
 # Objects that bring a way to switch along, by name: most are stripped. Ray's worker has Boost's fibers in it.
 _FILES: Final = (
@@ -83,11 +84,9 @@ def _folders_of_environment(pid: int) -> Iterator[str]:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             program = os.fsdecode(file.read().split(b"\0", 1)[0])
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = [os.fsdecode(word).partition("=") for word in file.read().split(b"\0")]
+        variables = dict(read_environment(pid))
     except OSError:
         return
-    variables = {name: value for name, _, value in words}
     yield from (folder for folder in variables.get("PYTHONPATH", "").split(":") if folder.startswith("/"))
     prefixes = (
         os.path.dirname(os.path.dirname(program)),

@@ -5,6 +5,7 @@ The capture runs in a thread of its own; the main thread shows it, listens to si
 
 from __future__ import annotations
 
+import gc
 import shlex
 import signal
 import sys
@@ -212,6 +213,7 @@ def record(
                 profiler.launched_gpu = launched_gpu
                 profiler.calibrate = lambda engine: calibration_for(engine, profiler.notices.append)
                 profiler.attach()
+                gc.enable()  # if it was put off until now
                 interruptions.begin()
                 recording = _conduct(profiler, writer, command, interruptions)
                 _print_summary(recording)

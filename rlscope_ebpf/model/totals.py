@@ -35,6 +35,7 @@ from rlscope_ebpf.model.gpu_totals import GpuTotals, work_only
 from rlscope_ebpf.model.histogram import percentiles
 from rlscope_ebpf.model.keys import LOW_HALF, Ints, KeyRows, grown, pair
 from rlscope_ebpf.model.open_operations import OpenOperations
+from rlscope_ebpf.model.rows import chosen
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled, split
 from rlscope_ebpf.model.tables import (
     Batch,
@@ -464,7 +465,7 @@ class Totals:
         duration_ns, cost_ns = rows["duration_ns"], rows["overhead_ns"]
         sampled = rows["sampled"] != 0
         if sampled.any():
-            self._add_sampled(row[sampled], state[sampled], rows[sampled])
+            self._add_sampled(row[sampled], state[sampled], chosen(rows, sampled))
             duration_ns, cost_ns = np.where(sampled, 0, duration_ns), np.where(sampled, 0, cost_ns)
         time_ns = np.bincount(cell, duration_ns, size * _CELLS)
         self._time_ns[:size] += time_ns.astype(np.int64).reshape(size, _CELLS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, INJECTION_VARIABLE, PlacedFiles, place
 from rlscope_ebpf.capture.gpu_injection import Injected, Way, inject
-from rlscope_ebpf.capture.process import TargetProcess
+from rlscope_ebpf.capture.process import TargetProcess, read_environment
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.paths import gpu_library, injection_library
 
@@ -65,9 +65,7 @@ class Loading:
 def foreign_injection(pid: int) -> str:
     """The library, not ours, that CUDA was told to load into a process and did load; otherwise empty."""
     with suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        prefix = f"{INJECTION_VARIABLE}=".encode()
-        for path in (os.fsdecode(each[len(prefix) :]) for each in variables if each.startswith(prefix)):
+        for path in (value for name, value in read_environment(pid) if name == INJECTION_VARIABLE):
             name = os.path.basename(path)
             if name and not name.startswith(HELPER_PREFIX):
                 maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")

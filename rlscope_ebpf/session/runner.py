@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from types import TracebackType
 
@@ -49,8 +49,8 @@ from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.background import BackgroundPlan
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following
+from rlscope_ebpf.session.governor import FIRST_S, FIRST_TURN_S, Decision, Governor
 from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
-from rlscope_ebpf.session.governor import Governor
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
 from rlscope_ebpf.session.guard import ReturnGuard, nests_deeply, why_switching
@@ -61,7 +61,9 @@ from rlscope_ebpf.session.options import CaptureOptions
 from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
 from rlscope_ebpf.session.sampling import SAMPLED_FOR, Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.seeds import process_records, text_records
+from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
+from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
 
 TURN_S = 0.1
 """Between two looks at the ring, when little is in it."""
@@ -125,24 +127,30 @@ class Profiler:
         self._loaded_ns = 0  # when a target last loaded something
         self._by_group: dict[str, tuple[int, int]] = {}  # probes attached, of these armed
         self._shed_groups: set[Group] = set()
+        self._stands_in = False  # whether samples tell what probes would have told
+        self._sparable: dict[int, ProbeInfo] = {}  # probes that may be taken off one by one, with their exits
+        self._off: set[int] = set()  # of these, those that are
+        self._worth = Worth()
         self._definitions: list[Definition] = []
         self._avoids_returns = False
         self._guards: list[ReturnGuard] = []
-        self._attached = self._armed = self._shed = self._received = 0
+        self._attached = self._armed = self._received = 0
         self._notices_given = 0
         self._final: ProbeCounters | None = None  # as the session ended
         self._governor = Governor(options.max_overhead / 100)
+        self._shed_notices = ShedNotices(self._governor, self._sparable)
         self._rules = RuleWatch(options)
-        self._sampler = Sampler(options.libraries, follows_all=options.mode == "sample")
-        self._samples = options.mode == "sample"  # whether the clock is running, or is to run from the start
-        self._governor_state: tuple[int, NDArray[np.float64], int] | None = None
+        self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
+        self._samples = self._samples_all  # whether the clock is running, or is to run from the start
+        self._governor_state: _Spent | None = None
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
         """How the GPU helper gets into a command that was launched; None: the targets were running already."""
         self._gpu: GpuWatch | None = None
         self._gpu_preparation: GpuPreparation | None = None
         self._following: Following | None = None
-        self._ended_cpu_ns = self._last_end_ns = 0  # of followed processes that have ended and been forgotten
+        # Of followed processes that have ended and been forgotten.
+        self._ended_cpu_ns = self._ended_waited_ns = self._last_end_ns = 0
 
     def __enter__(self) -> Profiler:
         return self
@@ -264,12 +272,13 @@ class Profiler:
                 if self._have_all_ended():
                     reason = "exited"
                     break
-            if now >= next_governor:
-                next_governor = now + int(GOVERNOR_TURN_S * 1e9)
-                self._govern(now)
             self._turn(now - SETTLE_NS)
+            if now >= next_governor:
+                first = now - self.info.start_ns < FIRST_S * 1e9
+                next_governor = now + int((FIRST_TURN_S if first else GOVERNOR_TURN_S) * 1e9)
+                self._govern(now)
             if self._engine.pending_events() < BUSY_EVENTS:
-                pause = min(TURN_S, max(0, next_maps - monotonic_ns()) / 1e9)
+                pause = min(TURN_S, max(0, min(next_maps, next_governor) - monotonic_ns()) / 1e9)
                 if self._following:
                     self._following.wait(pause)
                 else:
@@ -374,6 +383,7 @@ class Profiler:
             return
         target.exit_ns, target.exit_status = time_ns, status
         if target.end_ns is not None:
+            target.end_ns = min(target.end_ns, max(time_ns, target.start_ns))
             self._matcher.update_process(target.info())
 
     def _have_all_ended(self) -> bool:
@@ -392,6 +402,7 @@ class Profiler:
             os.close(target.pidfd)
             target.pidfd = -1
             self._ended_cpu_ns += target.cpu_ns
+            self._ended_waited_ns += target.runqueue_ns
             self._last_end_ns = max(self._last_end_ns, target.end_ns)
 
     # Attaching
@@ -416,7 +427,7 @@ class Profiler:
                 avoid_returns=not process.allows_return_probes,
                 avoid_frame_returns=nests_deeply(process, method),
             )
-            for groups in ((_FIRST,) if self.options.mode == "sample" else (_FIRST, ALL_GROUPS - _FIRST))
+            for groups in ((_FIRST,) if self._samples_all else (_FIRST, ALL_GROUPS - _FIRST))
         )
 
     def _guard_returns(self, target: Target, new: Sequence[MappedObject], loads: int) -> None:
@@ -516,7 +527,7 @@ class Profiler:
     def _sample(self, since_ns: int, categories: Iterable[Category]) -> None:
         """Let the clock's samples tell, from a moment on, the time that probes take for these categories."""
         try:
-            self._engine.sample(follow=self.options.mode == "sample")
+            self._engine.sample(follow=self._samples_all)
         except OSError as error:
             raise UnsupportedError(
                 f"The clock for sampling cannot be had: {error.strerror}.", "Use --mode trace, which needs none."
@@ -536,9 +547,9 @@ class Profiler:
         except UnsupportedError as error:
             self.notices.append(f"{error.problem} Nothing stands in for the probes that were taken off.")
             return
-        self.notices.append(
-            ImportantNotice("Samples of the clock stand in for them from now on: figures that they tell are marked.")
-        )
+        if not self._stands_in:
+            self._stands_in = True
+            self.notices.append(ImportantNotice(STANDS_IN))
 
     def _expect(self, target: Target, plans: Sequence[Plan]) -> None:
         """Probe libraries before a target has loaded them: the markers', and those that the user gave the paths of.
@@ -618,8 +629,14 @@ class Profiler:
             self._own_texts.append(text_records(names))
         sites = [site for site, _ in planned]
         self.costs.add_probes(first, sites)
+        self._worth.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
+        self._sparable.update(
+            (probe.id, probe)
+            for site, probe in zip(sites, probes, strict=True)
+            if site.group == Group.BOUNDARY or site.group in SPARED_TOGETHER
+        )
         here: list[tuple[ProbeSite, ProbeInfo]] = []
         for (site, function), probe in zip(planned, probes, strict=True):
             (here if function.object.segments else target.expected).append((site, probe))
@@ -645,9 +662,11 @@ class Profiler:
         for probe in probes:
             if probe.group in self._by_group:  # of one that was shed nothing is counted any more
                 attached, armed = self._by_group[probe.group]
-                self._by_group[probe.group] = attached - 1, armed - probe.armed
+                is_up = probe.armed and probe.id not in self._off
+                self._off.discard(probe.id)
+                self._by_group[probe.group] = attached - 1, armed - is_up
                 self._attached -= 1
-                self._armed -= probe.armed
+                self._armed -= is_up
 
     def _session_info(self, start_ns: int) -> SessionInfo:
         capture = self.options.as_dict() | {"attach_method": self._engine.method}
@@ -678,7 +697,8 @@ class Profiler:
         if end_ns is not None:
             events = events[events["time_ns"] <= end_ns]
         self.costs.observe(events)
-        self.costs.watch(self._read_counters())  # so that already these events are charged what such hits cost
+        counters = self._read_counters()
+        self.costs.watch(counters)  # so that already these events are charged what such hits cost
         if self._samples:  # after the events, so that every sample is there whose time is handed out
             self._sampler.take(self._engine.read_samples())
         self._take_texts(self._engine.read_texts())
@@ -687,13 +707,26 @@ class Profiler:
         for own in self._own_texts:
             self._matcher.add_texts(own)
         self._own_texts.clear()
-        self._hand_out_early()
-        self._hand_out(self._matcher.process(events, max(now_ns, self.info.start_ns if self.info else 0)))
+        self._hand_out_early(counters)
+        now_ns = max(now_ns, self.info.start_ns if self.info else 0)
+        self._hand_out(self._matcher.process(events, now_ns), counters)
 
-    def _hand_out_early(self) -> None:
+    def _hand_out_early(self, counters: ProbeCounters) -> None:
         for batch in self._early:
-            self._hand_out(batch)
+            self._hand_out(batch, counters)
         self._early.clear()
+
+    def _catch_up(self, now_ns: int, end_ns: int | None = None, patience: int = 1) -> None:
+        """Take all that is in the ring now, however much. `patience`: looks at an event that is still being written."""
+        everything = self._received + self._engine.pending_events()  # but for what comes from now on
+        while patience:
+            before = self._received
+            self._turn(now_ns, end_ns)
+            if self._received >= everything:
+                break
+            if self._received == before:
+                patience -= 1
+                time.sleep(SETTLE_NS / 1e9)
 
     def _take_texts(self, texts: NDArray[np.void]) -> None:
         if not len(texts):
@@ -707,11 +740,12 @@ class Profiler:
             if all(names):  # or the process has ended meanwhile: what was read of it before stands
                 self._matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
 
-    def _hand_out(self, batch: Batch, *, last: bool = False, queued_since_ns: int | None = None) -> None:
+    def _hand_out(
+        self, batch: Batch, counters: ProbeCounters, *, last: bool = False, queued_since_ns: int | None = None
+    ) -> None:
         if self._definitions:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
-        counters = self._read_counters()
         if self._samples:
             self._sampler.place(batch, cost_of_sample_ns(counters))
         else:
@@ -720,6 +754,8 @@ class Profiler:
         batch.counters = self._work(counters)
         if self._gpu:
             self._gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
+        if "intervals" in batch.tables:
+            self._worth.add(batch.tables["intervals"])
         batch.notices = self.notices[self._notices_given :]
         self._notices_given += len(batch.notices)
         for sink in self.sinks:
@@ -759,7 +795,7 @@ class Profiler:
             samples=counters.samples,
             probes_attached=self._attached,
             probes_armed=self._armed,
-            probes_shed=self._shed,
+            probes_shed=len(self._off),
         )
 
     def _look_at_targets(self, now_ns: int) -> None:
@@ -807,7 +843,7 @@ class Profiler:
                     plans.append(plan)
                     if any(probe.group == Group.MARKER and not probe.operation for probe in plan.targets):
                         moment = monotonic_ns() - SETTLE_NS
-                        self._turn(moment)  # what is in the ring came before
+                        self._catch_up(moment)  # what is in the ring came before
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
@@ -831,7 +867,7 @@ class Profiler:
                 planner.take_over(old)
         target.planning = None
         moment = monotonic_ns() - SETTLE_NS
-        self._turn(moment)  # what is in the ring came before
+        self._catch_up(moment)  # what is in the ring came before
         if self._samples_all or target.is_told_of:
             self._matcher.seed_thread(target.pid, target.pid, (), moment)
 
@@ -867,6 +903,7 @@ class Profiler:
                 armed = armed_sites(target.pid, placed)
                 probes = [replace(probe, armed=bool(up)) for (_, probe), up in zip(came, armed, strict=True)]
                 self._definitions.extend(probes)
+                self._sparable.update((probe.id, probe) for probe in probes if probe.id in self._sparable)
                 self._take_in(target, list(zip(placed, probes, strict=True)))
             else:
                 others.append(mapped)
@@ -879,22 +916,66 @@ class Profiler:
         return bool((self._final or self._engine.counters()).hits[list(groups)].any())
 
     def _govern(self, now_ns: int) -> None:
-        spent = self.costs.spent_by_group_ns(self._engine.counters())
-        cpu_ns = self._ended_cpu_ns + sum(target.cpu_time_ns() for target in self._targets.values())
-        previous, self._governor_state = self._governor_state, (now_ns, spent, cpu_ns)
+        if not self.options.max_overhead:
+            return
+        counters = self._read_counters()
+        spent = _Spent(
+            now_ns,
+            self.costs.spent_by_group_ns(counters),
+            spent_on_samples_ns(counters),
+            self.costs.told_by_probe_ns(),
+            self._worth.totals(),
+            self._ended_cpu_ns + sum(target.cpu_time_ns() for target in self._targets.values()),
+            self._ended_waited_ns + sum(target.waited_ns() for target in self._targets.values()),
+        )
+        previous, self._governor_state = self._governor_state, spent
         if previous is None:
             return
-        group, notice = self._governor.decide(spent - previous[1], max(now_ns - previous[0], cpu_ns - previous[2]))
-        if group is not None:
-            self._engine.shed(group)
-            self._shed_groups.add(group)
-            attached, armed = self._by_group.pop(group.name.lower(), (0, 0))
-            self._shed += attached
-            self._armed -= armed
-        if notice:
-            self.notices.append(notice)
-        if group is not None:
+        # A program that has to wait for a CPU is not slowed down less by its probes. Of several, the least counts.
+        wall_ns = now_ns - previous.time_ns
+        ready_ns = max(wall_ns - (spent.waited_ns - previous.waited_ns), wall_ns // 10)
+        target_ns = max(ready_ns, spent.cpu_ns - previous.cpu_ns)
+        by_group = (spent.by_group_ns - previous.by_group_ns) / target_ns
+        cost, worth = spent.told_ns.copy(), spent.worth_ns.copy()
+        cost[: len(previous.told_ns)] -= previous.told_ns
+        worth[: len(previous.worth_ns)] -= previous.worth_ns
+        share = float(by_group.sum()) + (spent.sampled_ns - previous.sampled_ns) / target_ns
+        units = self._worth.units(cost / target_ns, worth / target_ns, by_group)
+        decision = self._governor.decide(now_ns / 1e9, wall_ns / 1e9, share, units)
+        self._carry_out(decision)
+        self.notices += self._shed_notices.tell(decision, now_ns / 1e9)
+        for group in dict.fromkeys(unit.group for unit in decision.off):
             self._fill_in(group, now_ns)
+
+    def _carry_out(self, decision: Decision) -> None:
+        for units, is_off in ((decision.off, True), (decision.back, False)):
+            if not units:
+                continue
+            functions = [function for unit in units for function in self._worth.functions(unit)]
+            (self._engine.take_off if is_off else self._engine.put_back)(functions)
+            self._mark(functions, is_off)
+            for unit in units:
+                self._mark_group(unit, is_off)
+
+    def _mark(self, functions: Sequence[int], is_off: bool) -> None:
+        """Count functions, and their exits, as taken off or as put back."""
+        for function in functions:
+            for number in (function, *self._engine.exits_of(function)):
+                probe = self._sparable.get(number)
+                if probe is None or (number in self._off) == is_off or probe.group not in self._by_group:
+                    continue
+                (self._off.add if is_off else self._off.discard)(number)
+                change = -probe.armed if is_off else probe.armed
+                attached, armed = self._by_group[probe.group]
+                self._by_group[probe.group] = attached, armed + change
+                self._armed += change
+
+    def _mark_group(self, unit: Unit, is_off: bool) -> None:
+        if unit.function:
+            return
+        (self._shed_groups.add if is_off else self._shed_groups.discard)(unit.group)
+        if unit.group == Group.GIL:
+            self._engine.assume_gil(is_off)
 
     def _at_one_moment(self) -> tuple[int, ProbeCounters]:
         """A time and the counters then. Reading them takes a tenth of a millisecond, or more if others are at work."""
@@ -916,19 +997,13 @@ class Profiler:
         if self._following:
             self._following.finish()
         self._look_at_rules(complain=True)
+        self.notices += self._shed_notices.last_word()
         told = self._samples_all or any(target.telling for target in self.targets)
         if not told and not self._expected_were_hit():
             self.notices.append(NOTHING_TO_PROBE)
         time.sleep(2 * SETTLE_NS / 1e9)
-        everything = self._received + self._engine.pending_events()  # but for what comes from now on
-        patience = _DRAIN_LOOKS
-        while self._received < everything and patience:
-            before = self._received
-            self._turn(end_ns - SETTLE_NS, end_ns)
-            if self._received == before:  # an event is still being written
-                patience -= 1
-                time.sleep(SETTLE_NS / 1e9)
-        self._hand_out_early()
+        self._catch_up(end_ns - SETTLE_NS, end_ns, _DRAIN_LOOKS)
+        self._hand_out_early(self._read_counters())
         if self._gpu:
             self._gpu.settle()
         ends = [target.end_ns for target in self._targets.values()]
@@ -939,8 +1014,22 @@ class Profiler:
                 target.end_ns = end_ns
             self._matcher.update_process(target.info())
         queued_since_ns = None if reason == "exited" else end_ns - QUEUED_NS
-        self._hand_out(self._matcher.finish(end_ns), last=True, queued_since_ns=queued_since_ns)
+        last = self._matcher.finish(end_ns)
+        self._hand_out(last, self._read_counters(), last=True, queued_since_ns=queued_since_ns)
         return end_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Running totals at a time, in ns."""
+
+    time_ns: int
+    by_group_ns: NDArray[np.float64]  # what hits took
+    sampled_ns: int  # what samples took
+    told_ns: NDArray[np.float64]  # the same by probe id, of hits that sent an event
+    worth_ns: NDArray[np.float64]  # time that they told apart
+    cpu_ns: int
+    waited_ns: int  # for a CPU
 
 
 def _has_ended(target: Target) -> bool:

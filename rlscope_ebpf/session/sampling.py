@@ -13,6 +13,7 @@ from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.plan import LibraryRule
 from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.events import SampleKind
+from rlscope_ebpf.model.rows import chosen, joined
 from rlscope_ebpf.model.tables import SAMPLE_ROW_DTYPE, Batch, Definition, ThreadInfo
 
 _PLACED = np.dtype([("time_ns", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("kind", "<u4"), ("category", "u1")])
@@ -91,12 +92,13 @@ class Sampler:
             placed[name] = samples[name]
         for pid in np.unique(samples["pid"]).tolist():
             mine = np.flatnonzero(samples["pid"] == pid)
+            of_process = np.take(samples, mine)
             known = self._maps.get(pid)
-            told = tell(samples[mine], *known) if known else np.full(len(mine), Code.NOTHING, np.uint8)
+            told = tell(of_process, *known) if known else np.full(len(mine), Code.NOTHING, np.uint8)
             if self._follows_all and known:
-                self._find_interesting(samples[mine], told, *known)
+                self._find_interesting(of_process, told, *known)
             placed["category"][mine] = self._categories(told, samples["tid"][mine])
-        self._waiting = np.concatenate([self._waiting, placed])
+        self._waiting = joined([self._waiting, placed])
 
     def _find_interesting(
         self, samples: NDArray[np.void], told: NDArray[np.uint8], code_map: CodeMap, calls: CallSites
@@ -107,7 +109,7 @@ class Sampler:
         self._of_interest.update(np.unique(tid[told_so]).tolist())
         open_ones = np.flatnonzero((told < Code.NOTHING) & ~np.isin(tid, list(self._of_interest)))
         if len(open_ones):
-            outside = enter_from_outside(samples[open_ones], code_map, calls)
+            outside = enter_from_outside(np.take(samples, open_ones), code_map, calls)
             self._of_interest.update(np.unique(tid[open_ones[outside]]).tolist())
 
     def _leave_out(self, rows: NDArray[np.void]) -> NDArray[np.void]:
@@ -116,7 +118,7 @@ class Sampler:
         tids = {self._threads_by_id.get(thread, 0) for thread in marked}
         self._of_interest |= tids
         ids = [self._threads[tid] for tid in self._of_interest if tid in self._threads]
-        return rows[np.isin(rows["thread"], ids)]
+        return chosen(rows, np.isin(rows["thread"], ids))
 
     def _categories(self, told: NDArray[np.uint8], tid: NDArray[np.uint32]) -> NDArray[np.uint8]:
         """Code that nobody knows is Python's on a thread that runs Python: it was called from there."""
@@ -142,7 +144,7 @@ class Sampler:
         if rows is not None and len(rows):
             told = self._sampled[rows["category"]] & (rows["start_ns"] >= self._since_ns)
             found, row = self._find(rows)
-            waiting, self._waiting = self._waiting[found], self._waiting[~found]
+            waiting, self._waiting = chosen(self._waiting, found), chosen(self._waiting, ~found)
             rows["overhead_ns"] += (np.bincount(row, minlength=len(rows)) * cost_ns).astype(np.uint32)
             off = waiting["kind"] == SampleKind.OFF
             rows["sampled"] = told & ~self._settle_off(rows, told, row[off], waiting["category"][off])
@@ -155,7 +157,7 @@ class Sampler:
                     table[name] = waiting[name][of]
                 batch.tables["samples"] = table
         # What was handed out without them they will not fall into any more: threads that are not followed.
-        self._waiting = self._waiting[self._waiting["time_ns"] >= batch.now_ns]
+        self._waiting = chosen(self._waiting, self._waiting["time_ns"] >= batch.now_ns)
 
     def _settle_off(
         self, rows: NDArray[np.void], told: NDArray[np.bool_], row: Ints, category: NDArray[np.uint8]

@@ -39,6 +39,7 @@ class Target:
     polled_ns: int = 0  # when its libraries were last looked at
     start_ns: int = 0  # when its probes were attached
     cpu_ns: int = 0
+    runqueue_ns: int = 0
     end_ns: int | None = None
     image: Image | None = None  # what it ran when it was last looked at
     parent: int | None = None  # who forked it; None: whom /proc names
@@ -100,6 +101,15 @@ class Target:
         except (OSError, IndexError, ValueError):
             pass
         return self.cpu_ns
+
+    def waited_ns(self) -> int:
+        """How long its main thread has waited for a CPU so far; the last known time once it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/schedstat", "rb") as file:
+                self.runqueue_ns = int(file.read().split()[1])
+        except (OSError, IndexError, ValueError):
+            pass
+        return self.runqueue_ns
 
 
 def read_image(pid: int) -> Image | None:

@@ -68,7 +68,7 @@ def test_an_attach_measures_in_passing_and_the_next_one_uses_it(
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     target = start_target(sys.executable, LOOP)
     target.go()
-    kept = tmp_path / "state" / "calibration.json"
+    kept = tmp_path / "state" / "calibration-short.json"
     found = []
     for _ in range(2):
         profiler, trace = attach(target)

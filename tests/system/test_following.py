@@ -16,6 +16,8 @@ Attach = Callable[..., tuple[Profiler, Path]]
 StartTarget = Callable[..., Program]
 
 LIVED_NS = 100_000_000
+AFTERWARDS_NS = 1_000_000_000
+"""The kernel wakes the parent before it stamps its message of the end: a process that loses its CPU there is late."""
 
 
 @pytest.mark.slow
@@ -37,7 +39,7 @@ def test_no_process_of_a_storm_is_lost(start_target: StartTarget, attach: Attach
     for pid, each in wrong.items():
         assert found[pid]["ppid"] == each["parent"], each
         assert found[pid]["exit_status"] == each["status"], each
-        assert each["began"] <= found[pid]["end_ns"] <= each["ended"], each
+        assert each["began"] <= found[pid]["end_ns"] <= each["ended"] + AFTERWARDS_NS, each
     assert after.descriptors < before.descriptors + 200  # what is still being taken away
     assert not [line for line in profiler.stderr.splitlines() if "Traceback" in line]
 

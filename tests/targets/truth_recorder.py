@@ -12,7 +12,8 @@ half of its cost can fall on the wrong side, and a parent operation and its chil
 
 Where a preemption lies between a stamp and the probe that it stands for, nobody can say on which side it belongs. So
 where two stamps that should follow each other at once are more than `SURE_NS` apart, all that time is `unsure_ns` of
-the operations on both sides. (Not so where the thread gets the interpreter lock back, which may take long.)
+the operations on both sides. (Not so where the thread had to wait until it got the interpreter lock back: that it went
+to sleep shows in the kernel's count of its voluntary switches.)
 
 What is left of an operation's wall time when native stretches, sleeps and waits are taken out is `python`.
 """
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import merge
+from resource import RUSAGE_THREAD, getrusage
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any
@@ -48,7 +50,7 @@ class Note(IntEnum):
     UNWIND = 3  # value: remaining depth
     BEGIN = 4  # value: operation name
     END = 5
-    WAITED = 6  # since the previous entry, the thread was without the interpreter lock
+    WAITED = 6  # since the previous entry, the thread was without the interpreter lock; value: whether it slept
     PHASE = 7  # value: name
     RELEASING = 8  # until the next entry, the thread is without the interpreter lock
     UNSURE = 9  # value: ns around this moment that may belong to either side
@@ -60,12 +62,13 @@ Entry = tuple[int, int, Any]  # time, Note, value
 class Recorder:
     """The Python log of one thread. Made in that thread."""
 
-    __slots__ = ("entries", "name", "tid")
+    __slots__ = ("_switches", "entries", "name", "tid")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tid = threading.get_native_id()
         self.entries: list[Entry] = []
+        self._switches = -1
 
     def operation(self, name: str) -> Operation:
         """A context manager: the marker and its stamps."""
@@ -102,7 +105,10 @@ class Recorder:
 
     def waited(self) -> None:
         """A native function that ran without the interpreter lock has just come back: since its exit was `other`."""
-        self.entries.append((monotonic_ns(), Note.WAITED, None))
+        time = monotonic_ns()
+        switches = getrusage(RUSAGE_THREAD).ru_nvcsw
+        self.entries.append((time, Note.WAITED, switches != self._switches))
+        self._switches = switches
 
 
 class Operation:
@@ -170,7 +176,8 @@ class Replay:
             if previous is not None:
                 category = OTHER if released or kind == Note.WAITED else self._category()
                 self._add(previous, time, category)
-                if released and time - previous > SURE_NS and time > self._since:
+                at_once = released or (kind == Note.WAITED and not value)
+                if at_once and time - previous > SURE_NS and time > self._since:
                     self.sums[self._key(time)].unsure_ns += time - previous
             self._apply(time, kind, value)
             previous = time

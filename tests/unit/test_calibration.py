@@ -199,6 +199,8 @@ def test_the_sum_of_all_hits() -> None:
     assert by_group[Group.MARKER] == 10 * 35
     assert by_group[Group.BOUNDARY] == 60 * 47 + 40 * 20 + 60 * 12 + 3 + 7 * 35 + 7 * 140 + 2 * 100
     assert found.spent_ns(hits) == sum(by_group)
+    # By function: the markers, a pair with a return probe, one with an exit site.
+    assert found.told_by_probe_ns()[:4].tolist() == [0, 60 * (47 + 12), 10 * 35, 7 * (35 + 140)]
 
 
 # Two functions end in the same instruction, which is probed once; each has its own number for it.

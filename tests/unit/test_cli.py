@@ -346,13 +346,6 @@ def test_target_that_ends_ends_the_capture(tmp_path: Path, target: subprocess.Po
     assert profiler.returncode == 0
 
 
-def test_asking_for_children_is_answered_honestly(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
-    words = ("attach", "--pid", str(target.pid), "--no-trace", "--duration", "0.1")
-    assert "not followed" in call(*words, "--follow", folder=tmp_path).stderr
-    assert "not followed" not in call(*words, folder=tmp_path).stderr
-    assert "not followed" not in call(*words, "--no-follow", folder=tmp_path).stderr
-
-
 # run
 
 

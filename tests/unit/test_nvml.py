@@ -99,16 +99,16 @@ def test_numbers_mean_what_cuda_makes_of_them(
     environment: dict[str, str], users: set[int], expected: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = b"\0".join(f"{key}={value}".encode() for key, value in environment.items())
-    monkeypatch.setattr(nvml.Path, "read_bytes", lambda _: data)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: data)
     found = devices_of(7, DEVICES, lambda device: {7} if device.handle in users else {8})
     assert {index: device.handle for index, device in found.items()} == expected
 
 
 def test_of_different_gpus_the_order_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = [*DEVICES[:2], _Device(2, "L4", "GPU-9")]
-    monkeypatch.setattr(nvml.Path, "read_bytes", lambda _: b"")
+    monkeypatch.setattr(Path, "read_bytes", lambda _: b"")
     assert devices_of(7, mixed, lambda _: {7}) == {}
-    monkeypatch.setattr(nvml.Path, "read_bytes", lambda _: b"CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    monkeypatch.setattr(Path, "read_bytes", lambda _: b"CUDA_DEVICE_ORDER=PCI_BUS_ID")
     assert len(devices_of(7, mixed, lambda _: {7})) == 3
     assert devices_of(7, DEVICES, lambda _: None) == {}  # the driver does not tell
     assert len(devices_of(7, DEVICES[:1], lambda _: None)) == 1  # there is no other

@@ -170,6 +170,21 @@ def test_replay_of_nested_operations_and_a_callback() -> None:
     assert result["a/b"] == (1, 15, {"python": 5 + 3, "backend": 4, "other": 3}, {"python_to_backend": 1})
 
 
+@pytest.mark.parametrize("slept", [False, True])
+def test_replay_is_unsure_of_a_return_that_took_long_without_a_wait(slept: bool) -> None:
+    stall = 50 * recorder.SURE_NS
+    entries = [
+        (10, Note.BEGIN, "a"),
+        (20, Note.ENTER, SIMULATOR_ID),
+        (30, Note.UNWIND, 0),
+        (30 + stall, Note.WAITED, slept),
+        (40 + stall, Note.END, None),
+    ]
+    sums = recorder.Replay(PYTHON_ID, [], 0, 100 + stall).run(iter(entries))
+    assert sums[("a",), ""].cpu_ns[OTHER_ID] == stall
+    assert sums[("a",), ""].unsure_ns == (0 if slept else stall)
+
+
 def test_replay_unwinds_and_cuts() -> None:
     entries = [
         (5, Note.BEGIN, "early"),

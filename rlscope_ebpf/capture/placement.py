@@ -1,0 +1,267 @@
+"""Which probes are set in which process: one by one they are taken off and put back; a forked process gets the same."""
+
+from __future__ import annotations
+
+import errno
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from rlscope_ebpf.capture.closing import Closer
+from rlscope_ebpf.capture.cookie import Group
+from rlscope_ebpf.capture.links import Link
+
+_ATTACHERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is attached with one call: probes of one file in one process."""
+
+    pid: int
+    path: str  # to open the file from here
+    group: Group
+    returns: bool  # whether returns are probed, too
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What it takes to set a probe, in any process that has the file mapped."""
+
+    id: int
+    file: str  # as in `Job`, but below /proc/PID where it is there
+    group: Group
+    returns: bool
+    offset: int
+    cookie: int
+    is_exit: bool
+
+    @property
+    def end(self) -> _End:
+        """Where it is."""
+        return self.file, self.group, self.offset
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether it is not set where calls get no return probes."""
+        return self.returns and self.group != Group.CUDA
+
+
+Attach = Callable[[Job, Sequence[Probe]], "list[Link]"]
+
+_End = tuple[str, Group, int]  # file, group, offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Probes that were attached together."""
+
+    links: list[Link]
+    probes: list[Probe]
+
+
+@dataclass(slots=True)
+class _Exit:
+    """An instruction by which functions are left. It is probed once, for all of them."""
+
+    probe: int
+    functions: set[int] = field(default_factory=set)  # by the ids of their entries
+
+
+@dataclass(slots=True)
+class _Block:
+    """Probes that came together, and how many processes have them."""
+
+    numbers: range
+    users: int = 1
+
+
+class Placement:
+    """Not thread-safe. `attach` does one job; `closer` closes links in the background."""
+
+    def __init__(self, attach: Attach, closer: Closer) -> None:
+        self._attach_links = attach
+        self._closer = closer
+        self._parts: dict[Job, list[_Part]] = {}
+        self._probes: dict[int, Probe] = {}
+        self._exits_of: dict[int, list[int]] = {}  # of a function, by the id of its entry
+        self._blocks: dict[int, list[_Block]] = defaultdict(list)  # by process: what it has, set or taken off
+        self._exits: dict[int, dict[_End, _Exit]] = defaultdict(dict)  # by process
+        self._returnless: set[int] = set()  # processes in which calls get no return probes
+
+    def add(self, pid: int, probes: Sequence[Probe]) -> set[int]:
+        """Set probes, each function's exits behind its entry; the ids of those that the kernel accepted.
+
+        `probes` have ids without gaps.
+        """
+        if not probes:
+            return set()
+        accepted: set[int] = set()
+        wanted: list[Probe] = []
+        exits = self._exits[pid]
+        function = probes[0].id
+        for probe in probes:
+            self._probes[probe.id] = probe
+            if not probe.is_exit:
+                function = probe.id
+                wanted.append(probe)
+                continue
+            self._exits_of.setdefault(function, []).append(probe.id)
+            if probe.end in exits:
+                accepted.add(probe.id)  # a second program there would do the same again
+            else:
+                exits[probe.end] = _Exit(probe.id)
+                wanted.append(probe)
+            exits[probe.end].functions.add(function)
+        self._blocks[pid].append(_Block(range(probes[0].id, probes[-1].id + 1)))
+        return accepted | self._attach_all(_jobs(pid, wanted))
+
+    def add_alike(self, pid: int, parent: int) -> int:
+        """Set in a process what is set in the one it was forked from, as the same probes; how many.
+
+        It has the same files mapped, at the same addresses. Left out are sites with return probes, but for CUDA's:
+        where two processes have one, the kernel sets it in the one for the sake of the other, whatever that wants.
+        """
+        self._returnless.add(pid)
+        self._blocks[pid] = list(self._blocks[parent])
+        for block in self._blocks[pid]:
+            block.users += 1
+        self._exits[pid] = {end: _Exit(found.probe, set(found.functions)) for end, found in self._exits[parent].items()}
+        probes = [probe for job in self._of(parent) for part in self._parts[job] for probe in part.probes]
+        return len(self._attach_all(_jobs(pid, [probe for probe in probes if not probe.is_spared])))
+
+    def remove(self, pid: int) -> None:
+        """Take all of a process's probes away, for good. Returns at once."""
+        self._close(self._of(pid))
+        self._returnless.discard(pid)
+        self._exits.pop(pid, None)
+        for block in self._blocks.pop(pid, ()):
+            block.users -= 1
+            if not block.users:
+                for number in block.numbers:
+                    self._probes.pop(number, None)
+                    self._exits_of.pop(number, None)
+
+    def remove_returns(self, pid: int) -> None:
+        """Take a process's probes with returns away, but for CUDA's, for good. Returns at once."""
+        self._returnless.add(pid)
+        self._close([job for job in self._of(pid) if job.returns and job.group != Group.CUDA])
+
+    def remove_group(self, group: Group) -> None:
+        """Take a group's probes in all processes away, for good. Returns at once."""
+        self._close([job for job in self._parts if job.group == group])
+
+    def remove_all(self) -> None:
+        """Take everything away. Returns at once."""
+        self._close(list(self._parts))
+        self._blocks.clear()
+        self._exits.clear()
+        self._probes.clear()
+        self._exits_of.clear()
+
+    def take_off(self, functions: Iterable[int]) -> None:
+        """Take functions' probes away, by the ids of their entries, until `put_back`. Returns at once."""
+        wanted = set(functions)
+        for pid in list(self._blocks):
+            gone = set(self._had_by(pid, wanted))
+            exits = self._exits[pid]
+            for function in list(gone):
+                for number in self._exits_of.get(function, ()):
+                    end = self._probes[number].end
+                    if end not in exits:
+                        continue
+                    found = exits[end]
+                    found.functions.discard(function)
+                    if not found.functions:
+                        gone.add(found.probe)
+                        del exits[end]
+            if gone:
+                self._take_off(pid, gone)
+
+    def put_back(self, functions: Iterable[int]) -> None:
+        """Set again what `take_off` took away."""
+        wanted = set(functions)
+        jobs: dict[Job, list[Probe]] = {}
+        for pid in list(self._blocks):
+            probes = []
+            exits = self._exits[pid]
+            for function in self._had_by(pid, wanted):
+                entry = self._probes[function]
+                if entry.is_spared and pid in self._returnless:
+                    continue
+                probes.append(entry)
+                for number in self._exits_of.get(function, ()):
+                    end = self._probes[number].end
+                    if end not in exits:
+                        exits[end] = _Exit(number)
+                        probes.append(self._probes[number])
+                    exits[end].functions.add(function)
+            jobs |= _jobs(pid, probes)
+        self._attach_all(jobs)
+
+    def exits_of(self, function: int) -> Sequence[int]:
+        """Ids of a function's exits."""
+        return self._exits_of.get(function, ())
+
+    def _of(self, pid: int) -> list[Job]:
+        return [job for job in self._parts if job.pid == pid]
+
+    def _had_by(self, pid: int, numbers: Iterable[int]) -> list[int]:
+        """Which of these probes a process has, set or taken off."""
+        ranges = [block.numbers for block in self._blocks[pid]]
+        return [number for number in numbers if any(number in each for each in ranges)]
+
+    def _take_off(self, pid: int, gone: set[int]) -> None:
+        for job in self._of(pid):
+            for part in list(self._parts[job]):
+                left = [probe for probe in part.probes if probe.id not in gone]
+                if len(left) == len(part.probes):
+                    continue
+                # First those that stay, once more: a hit that both see means the same twice.
+                if left and not self._attach(job, left):
+                    continue  # better too many than none
+                self._parts[job].remove(part)
+                self._closer.add(part.links)
+
+    def _attach_all(self, jobs: dict[Job, list[Probe]]) -> set[int]:
+        """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs.
+
+        Returns the ids of the probes that the kernel accepted.
+        """
+        for job in jobs:
+            self._parts.setdefault(job, [])
+        if len(jobs) < 2:
+            taken = [self._attach(job, probes) for job, probes in jobs.items()]
+        else:
+            with ThreadPoolExecutor(min(len(jobs), _ATTACHERS), "attach") as pool:
+                taken = list(pool.map(self._attach, jobs, jobs.values()))
+        return set().union(*taken)
+
+    def _attach(self, job: Job, probes: list[Probe]) -> set[int]:
+        """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried."""
+        try:
+            links = self._attach_links(job, probes)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.ENOENT) or len(probes) == 1:
+                return set()
+            middle = len(probes) // 2
+            return self._attach(job, probes[:middle]) | self._attach(job, probes[middle:])
+        self._parts[job].append(_Part(links, probes))
+        return {probe.id for probe in probes}
+
+    def _close(self, jobs: Sequence[Job]) -> None:
+        """Close links in the background: the kernel's waits then overlap, and nobody else waits."""
+        gone = {(job.pid, job.group) for job in jobs if not job.returns}
+        for pid in {pid for pid, _ in gone}:
+            exits = self._exits[pid]
+            self._exits[pid] = {end: found for end, found in exits.items() if (pid, end[1]) not in gone}
+        self._closer.add(link for job in jobs for part in self._parts.pop(job) for link in part.links)
+
+
+def _jobs(pid: int, probes: Iterable[Probe]) -> dict[Job, list[Probe]]:
+    jobs: dict[Job, list[Probe]] = defaultdict(list)
+    for probe in probes:
+        path = probe.file if probe.file.startswith("/") else f"/proc/{pid}/{probe.file}"
+        jobs[Job(pid, path, probe.group, probe.returns)].append(probe)
+    return dict(jobs)
