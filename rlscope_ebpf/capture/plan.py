@@ -13,8 +13,8 @@ from rlscope_ebpf.capture.ends import NONE, RETURN, End, Ends, ExitSite
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.objects import KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
-from rlscope_ebpf.capture.selection import EXPORTS_LIMIT, Chosen, callback_stubs, choose, entry_points
-from rlscope_ebpf.capture.sites import Site, entry_site, other_site
+from rlscope_ebpf.capture.selection import EXPORTS_LIMIT, callback_stubs, choose, entry_points
+from rlscope_ebpf.capture.sites import Chosen, Site
 from rlscope_ebpf.model.calibration import STEPPED
 from rlscope_ebpf.model.categories import Category
 
@@ -365,7 +365,7 @@ class Planner:
             if key in self._finished:
                 continue
             try:
-                chosen = choose(known.elf, entry, known.mapped, memory)
+                chosen = _chosen(known, entry, memory)
                 self._settle(key, incomplete=entry.dispatcher and not chosen)
                 yield from self._probes(known, chosen, entry, library.category, library.group, library.name, notes)
             except ElfError as error:
@@ -375,9 +375,10 @@ class Planner:
         if library.callbacks and not frame and Group.REENTRY in self._groups and key not in self._finished:
             self._finished.add(key)
             try:
-                stubs = callback_stubs(known.elf, PYTHON_CALLS)
                 entry = Entry(noexcept=True)
-                yield from self._probes(known, stubs, entry, Category.PYTHON, Group.REENTRY, library.name, notes)
+                yield from self._probes(
+                    known, _callback_stubs(known), entry, Category.PYTHON, Group.REENTRY, library.name, notes
+                )
             except ElfError as error:
                 notes.append(str(error))
 
@@ -401,7 +402,7 @@ class Planner:
         self._finished.add(key)
         entry = Entry(symbols=frozenset({marker.symbol}))
         try:
-            chosen = choose(known.elf, entry, known.mapped, memory)
+            chosen = _chosen(known, entry, memory)
             for target in self._probes(known, chosen, entry, Category.OTHER, Group.MARKER, "--marker", notes):
                 yield replace(target, flags=target.flags | CookieFlag.OPERATION, operation=marker.name)
         except ElfError as error:
@@ -430,12 +431,11 @@ class Planner:
             return
         if not known.mapped.segments:
             notes = []  # what is said when it is mapped counts
-        elf = known.elf
         flags = CookieFlag.REENTRY if group == Group.REENTRY else _NO_FLAGS
         for function in functions:
             apart = self._avoids_returns(group) and entry.action == Action.CALL
             if (function.vaddr, apart) not in facts.sites:
-                facts.sites[function.vaddr, apart] = _site(elf, function, apart)
+                facts.sites[function.vaddr, apart] = _site(known.elf, function, apart)
             found = facts.sites[function.vaddr, apart]
             if found is None:
                 continue
@@ -487,6 +487,25 @@ class Planner:
         return self._ends.cheapest(known, function)
 
 
+def _chosen(known: KnownObject, entry: Entry, memory: ProcessMemory) -> list[Chosen]:
+    """What an entry names in a file, as found out once; a dispatcher depends on the process. Raises `ElfError`."""
+    facts = known.facts
+    if facts is None or entry.dispatcher:
+        return choose(known.elf, entry, known.mapped, memory)
+    if entry.key not in facts.chosen:
+        facts.chosen[entry.key] = choose(known.elf, entry, known.mapped, memory)
+    return facts.chosen[entry.key]
+
+
+def _callback_stubs(known: KnownObject) -> list[Chosen]:
+    facts = known.facts
+    if facts is None:
+        return []
+    if "callbacks" not in facts.chosen:
+        facts.chosen["callbacks"] = callback_stubs(known.elf, PYTHON_CALLS)
+    return facts.chosen["callbacks"]
+
+
 def _site(elf: ElfFile, function: Chosen, apart: bool) -> tuple[Site, int] | None:
     """The site of a function and its file offset; `apart` from where others would set a return probe, if possible."""
     if function.is_stub:
@@ -494,6 +513,9 @@ def _site(elf: ElfFile, function: Chosen, apart: bool) -> tuple[Site, int] | Non
     elif not function.size:
         site = None
     else:
+        # The disassembler takes long to import, and is not needed where all is known already.
+        from rlscope_ebpf.capture.site_choice import entry_site, other_site
+
         code = elf.read_vaddr(function.vaddr, function.size)
         site = entry_site(code, function.vaddr)
         if apart and site is not None:

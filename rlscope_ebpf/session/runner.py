@@ -23,6 +23,7 @@ from rlscope_ebpf.capture.engine import Engine, ProbeSite, armed_sites
 from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
+from rlscope_ebpf.capture.known_files import keep_facts
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher, expected_object, read_maps
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
 from rlscope_ebpf.capture.objects import C_LIBRARIES
@@ -259,6 +260,7 @@ class Profiler:
         self._engine.begin_detach()
         if self._gpu:
             self._gpu.close()
+        keep_facts()
         return end
 
     @property
