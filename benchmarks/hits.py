@@ -14,15 +14,15 @@ from pathlib import Path
 from benchmarks.engines import loaded_engine
 from benchmarks.figures import Benchmark, Effort, Figure, Results
 from benchmarks.processes import BenchmarkError, Child, Target, compile_program, need_root, wait_for
+from rlscope_ebpf.capture.code_source import code_source
 from rlscope_ebpf.capture.cookie import Action, Group, SiteClass
 from rlscope_ebpf.capture.elf import ElfFile, Function
-from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.engine import Engine, ProbeSite
 from rlscope_ebpf.capture.exits import Code, ExitFinder
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.plan import Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
-from rlscope_ebpf.capture.sites import entry_site
+from rlscope_ebpf.capture.site_choice import entry_site
 from rlscope_ebpf.model.calibration import EMULATED, NOP5
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.paths import marker_library

@@ -57,6 +57,12 @@ class Entry:
     from_python: bool = False
     when: str = "always"
 
+    @property
+    def key(self) -> str:
+        """The same for entries that name the same functions, in any session."""
+        patterns = [pattern and pattern.pattern for pattern in (self.match, self.unless)]
+        return repr((sorted(self.symbols), *patterns, self.contains, self.methods, sorted(self.imports)))
+
     def takes(self, name: str) -> bool:
         """Whether a function of this name is meant."""
         if self.match is not None and self.match.fullmatch(name) is None and name not in self.symbols:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.elf import ElfError, ElfFile, Function
-from rlscope_ebpf.capture.exits import Code, CodeSource, ExitFinder, Jump
+from rlscope_ebpf.capture.known_files import Exits
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
-from rlscope_ebpf.capture.objects import C_LIBRARIES, Exits, KnownObject
-from rlscope_ebpf.capture.selection import Chosen
-from rlscope_ebpf.capture.stubs import stub_targets
+from rlscope_ebpf.capture.objects import C_LIBRARIES, KnownObject
+from rlscope_ebpf.capture.sites import Chosen
+
+if TYPE_CHECKING:  # the disassembler takes long to import, and is not needed where all is known already
+    from rlscope_ebpf.capture.exits import ExitFinder
 
 RETURN: Final = "return"
 RET_SITES: Final = "ret_sites"
@@ -71,73 +72,6 @@ _CALL_BACK: Final = frozenset(
 )
 
 
-class _CodeMap:
-    """Code of one file by address, and what lies behind its import stubs and slots. Implements `CodeSource`."""
-
-    def __init__(self, elf: ElfFile, harmless: frozenset[str]) -> None:
-        self._elf = elf
-        self._harmless = harmless
-        self._stubs = stub_targets(elf)
-        self._slots = elf.import_slots()
-        self._own = {function.name: function.vaddr for function in elf.exports}
-
-    def at(self, vaddr: int) -> Code | None:
-        """The function that contains `vaddr`, also behind a stub through which the file calls itself."""
-        name = self._stubs.get(vaddr)
-        if name is not None:
-            own = self._own.get(name)
-            if own is None:
-                return None
-            vaddr = own
-        bounds = self._elf.bounds.containing(vaddr)
-        return None if bounds is None else Code(bounds[0], self._elf.read_vaddr(*bounds))
-
-    def is_code(self, vaddr: int) -> bool:
-        """Whether the file has code there."""
-        return any(low <= vaddr < high for low, high in self._elf.code_ranges)
-
-    def offsets(self, vaddr: int, count: int) -> NDArray[np.int64]:
-        """Signed 4-byte numbers."""
-        found = self._elf.read_vaddr(vaddr, 4 * count)
-        return np.frombuffer(found, "<i4", len(found) // 4).astype(np.int64)
-
-    def pointers(self, vaddr: int, count: int) -> NDArray[np.int64]:
-        """Addresses, as the dynamic linker makes them."""
-        found = self._elf.read_vaddr(vaddr, 8 * count)
-        words = np.frombuffer(found, "<i8", len(found) // 8).astype(np.int64)
-        slots, targets = self._relocated
-        index = np.minimum(np.searchsorted(slots, vaddr + 8 * np.arange(len(words))), max(0, len(slots) - 1))
-        if len(slots):
-            there = slots[index] == vaddr + 8 * np.arange(len(words))
-            words[there] = targets[index[there]]
-        return words
-
-    @cached_property
-    def _relocated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        slots, targets = self._elf.data_pointers()
-        order = np.argsort(slots)
-        return slots[order].astype(np.int64), targets[order].astype(np.int64)
-
-    def import_of(self, jump: Jump) -> str | None:
-        """The imported function behind a jump."""
-        if jump.slot is not None:
-            return self._slots.get(jump.slot)
-        return None if jump.target is None else self._stubs.get(jump.target)
-
-    def slot_throws(self, slot: int) -> bool:
-        """Whether the function imported through a slot may throw."""
-        return self._slots.get(slot) not in self._harmless
-
-    def stub_throws(self, vaddr: int) -> bool:
-        """Whether the function behind a stub may throw."""
-        return self._stubs.get(vaddr) not in self._harmless
-
-
-def code_source(elf: ElfFile, harmless: frozenset[str]) -> CodeSource:
-    """The code of a file, of whose imports those named let no exception pass and return without much ado."""
-    return _CodeMap(elf, harmless)
-
-
 @dataclass(frozen=True, slots=True)
 class ExitSite:
     """An instruction by which a function of another file is left."""
@@ -167,20 +101,31 @@ class Ends:
         self._unknown: Counter[ObjectKey] = Counter()
 
     @cached_property
+    def _harmless_objects(self) -> list[KnownObject]:
+        """The C library and the interpreter, whose functions let no exception pass."""
+        return [
+            known
+            for known in self._objects
+            if known.facts is not None
+            and (
+                known.mapped.name.startswith(C_LIBRARIES)
+                or (not known.facts.uses_cxx and known.defines("PyEval_SaveThread"))
+            )
+        ]
+
+    @cached_property
     def _harmless(self) -> frozenset[str]:
-        """Functions of the C library and of the interpreter, which let no exception pass."""
         names: set[str] = set()
-        for known in self._objects:
-            facts = known.facts
-            if facts is None or not (
-                known.mapped.name.startswith(C_LIBRARIES) or (not facts.uses_cxx and known.defines("PyEval_SaveThread"))
-            ):
-                continue
-            try:
+        for known in self._harmless_objects:
+            with suppress(ElfError):
                 names.update(function.name for function in known.elf.exports)
-            except ElfError:
-                continue
         return frozenset(names - _CALL_BACK)
+
+    @cached_property
+    def _among(self) -> str:
+        """Stands for `_harmless`, without a look at the names."""
+        identities = sorted({known.facts.identity for known in self._harmless_objects if known.facts is not None})
+        return hashlib.sha256(repr(identities).encode()).hexdigest()[:16]
 
     def cheapest(self, known: KnownObject, function: Chosen) -> End:
         """A return probe if the function's code shows that nothing can throw there, else what `sites` gives."""
@@ -258,18 +203,26 @@ class Ends:
     def _look(self, known: KnownObject, vaddr: int, size: int, *, avoid_returns: bool) -> Exits:
         facts = known.facts
         assert facts is not None
-        key = (vaddr, avoid_returns)
+        key = (vaddr, avoid_returns, self._among)
         if key not in facts.exits:
-            if known.mapped.key not in self._finders:
-                self._finders[known.mapped.key] = ExitFinder(code_source(known.elf, self._harmless))
-            finder = self._finders[known.mapped.key]
+            finder = self._finder(known)
             if finder.scanned > _SCAN_BUDGET:
                 return Exits(NONE)
             facts.exits[key] = _scan(known.elf, finder, vaddr, size, avoid_returns)
         return facts.exits[key]
 
+    def _finder(self, known: KnownObject) -> ExitFinder:
+        from rlscope_ebpf.capture.code_source import code_source
+        from rlscope_ebpf.capture.exits import ExitFinder
+
+        if known.mapped.key not in self._finders:
+            self._finders[known.mapped.key] = ExitFinder(code_source(known.elf, self._harmless))
+        return self._finders[known.mapped.key]
+
 
 def _scan(elf: ElfFile, finder: ExitFinder, vaddr: int, size: int, avoid_returns: bool) -> Exits:
+    from rlscope_ebpf.capture.exits import Code
+
     if not size:
         return Exits(NONE)
     code = Code(vaddr, elf.read_vaddr(vaddr, size))

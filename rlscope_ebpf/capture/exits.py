@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from rlscope_ebpf.capture.sites import disassembler
+from rlscope_ebpf.capture.site_choice import disassembler
 from rlscope_ebpf.capture.switch_tables import Row, TableData, is_table_jump, table_targets
 
 _FOLLOWED_PARTS: Final = 16  # tail-called functions and cold parts scanned with the function itself

@@ -7,7 +7,6 @@ do, and they get the new descriptors when it is loaded.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
@@ -17,9 +16,9 @@ from typing import Any
 import msgpack
 
 from rlscope_ebpf.capture.bpf import INSTRUCTION_BYTES, MapSpec, create_map, describe_map, load_program
+from rlscope_ebpf.capture.state_files import digested, undigested
 
 _FORMAT = "rlscope-ebpf.image/1"
-_DIGEST_BYTES = 32
 _LOAD_IMMEDIATE = 0x18  # BPF_LD | BPF_IMM | BPF_DW, include/uapi/linux/bpf_common.h
 _MAP_DESCRIPTOR = 1  # BPF_PSEUDO_MAP_FD
 
@@ -52,14 +51,12 @@ class Image:
         programs = {name: [program.instructions, program.maps] for name, program in self.programs.items()}
         document = {"format": _FORMAT, "maps": [astuple(spec) for spec in self.maps], "programs": programs}
         body = bytes(msgpack.packb(document))
-        return hashlib.sha256(body).digest() + body
+        return digested(body)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Image:
         """The reverse. Raises ValueError if the bytes are not an image's, or are damaged."""
-        digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != digest:
-            raise ValueError("damaged")
+        body = undigested(data)
         try:
             document = msgpack.unpackb(body, strict_map_key=False)
             if document["format"] != _FORMAT:

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from rlscope_ebpf.capture.elf import ElfError, ElfFile
+from rlscope_ebpf.capture.known_files import Facts, Identity, identity_of, known_facts, remember
 from rlscope_ebpf.capture.maps import MappedObject, host_path
-from rlscope_ebpf.capture.selection import Chosen
-from rlscope_ebpf.capture.sites import Site
 from rlscope_ebpf.capture.switching import switches_stacks
-
-
-@dataclass(frozen=True, slots=True)
-class Exits:
-    """How the end of a function of a file is seen."""
-
-    kind: str  # RETURN, RET_SITES or NONE
-    offsets: tuple[int, ...] = ()  # in the file, of the instructions that leave it
-    tail_calls: frozenset[str] = frozenset()  # imported functions whose ends are its own
-
-
-_CACHED_FILES: Final = 512
 
 _CXX_IMPORTS: Final = frozenset(
     {"__cxa_throw", "__cxa_rethrow", "__cxa_begin_catch", "__gxx_personality_v0", "__rust_start_panic"}
@@ -42,28 +28,16 @@ C_LIBRARIES: Final = (
 )
 
 
-class Facts:
-    """What is remembered of a file, whichever process maps it. Holds no open file."""
-
-    def __init__(self, elf: ElfFile, name: str) -> None:
-        self.needed = elf.needed
-        self.soname = elf.soname
-        self.imports = elf.imports
-        self.python_api = any(imported.startswith(("Py", "_Py")) for imported in self.imports)
-        self.uses_cxx = not name.startswith(C_LIBRARIES) and (
-            bool(self.imports & _CXX_IMPORTS)
-            or any(imported.startswith("_Unwind_") for imported in self.imports)
-            or any(library.startswith(_CXX_LIBRARIES) for library in self.needed)
-            or elf.section(name=".gcc_except_table") is not None
-        )
-        self.switches: bool | None = None  # not looked for yet
-        self.defines: dict[str, bool] = {}
-        self.sites: dict[tuple[int, bool], tuple[Site, int] | None] = {}  # by address, and whether returns are avoided
-        self.chosen: dict[object, list[Chosen]] = {}  # by entry of the catalogue, where no process's memory has a say
-        self.exits: dict[tuple[int, bool], Exits] = {}  # by address, and whether returns are avoided
-
-
-_known_files: dict[tuple[int, int, int, int], Facts] = {}
+def _facts_of(elf: ElfFile, identity: Identity, name: str) -> Facts:
+    """What is needed of every file. Raises `ElfError`."""
+    uses_cxx = not name.startswith(C_LIBRARIES) and (
+        bool(elf.imports & _CXX_IMPORTS)
+        or any(imported.startswith("_Unwind_") for imported in elf.imports)
+        or any(library.startswith(_CXX_LIBRARIES) for library in elf.needed)
+        or elf.section(name=".gcc_except_table") is not None
+    )
+    python_api = any(imported.startswith(("Py", "_Py")) for imported in elf.imports)
+    return Facts(identity, elf.needed, elf.soname, elf.imports, python_api, uses_cxx)
 
 
 class KnownObject:
@@ -94,14 +68,11 @@ class KnownObject:
         if self.path is None:
             return None
         try:
-            status = os.stat(self.path)
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            facts = _known_files.get(identity)
+            identity = identity_of(os.stat(self.path))
+            facts = known_facts(identity, self.mapped.name)
             if facts is None:
-                facts = Facts(self.elf, self.mapped.name)
-                if len(_known_files) >= _CACHED_FILES:
-                    _known_files.pop(next(iter(_known_files)), None)
-                _known_files[identity] = facts
+                facts = _facts_of(self.elf, identity, self.mapped.name)
+                remember(self.mapped.name, facts)
             return facts
         except ElfError as error:
             self.error = str(error)

@@ -13,8 +13,8 @@ from rlscope_ebpf.capture.ends import NONE, RETURN, End, Ends, ExitSite
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.objects import KnownObject
 from rlscope_ebpf.capture.pointers import ProcessMemory
-from rlscope_ebpf.capture.selection import EXPORTS_LIMIT, Chosen, callback_stubs, choose, entry_points
-from rlscope_ebpf.capture.sites import Site, entry_site, other_site
+from rlscope_ebpf.capture.selection import EXPORTS_LIMIT, callback_stubs, choose, entry_points
+from rlscope_ebpf.capture.sites import Chosen, Site
 from rlscope_ebpf.model.calibration import STEPPED
 from rlscope_ebpf.model.categories import Category
 
@@ -384,7 +384,7 @@ class Planner:
             if key in self._finished:
                 continue
             try:
-                chosen = self._chosen(known, entry, memory)
+                chosen = _chosen(known, entry, memory)
                 self._settle(key, incomplete=entry.dispatcher and not chosen)
                 yield from self._probes(known, chosen, entry, library.category, library.group, library.name, notes)
             except ElfError as error:
@@ -394,25 +394,12 @@ class Planner:
         if library.callbacks and not frame and Group.REENTRY in self._groups and key not in self._finished:
             self._finished.add(key)
             try:
-                facts, part = known.facts, "callbacks"
-                if facts is None:
-                    return
-                if part not in facts.chosen:
-                    facts.chosen[part] = callback_stubs(known.elf, PYTHON_CALLS)
-                stubs = facts.chosen[part]
                 entry = Entry(noexcept=True)
-                yield from self._probes(known, stubs, entry, Category.PYTHON, Group.REENTRY, library.name, notes)
+                yield from self._probes(
+                    known, _callback_stubs(known), entry, Category.PYTHON, Group.REENTRY, library.name, notes
+                )
             except ElfError as error:
                 notes.append(str(error))
-
-    def _chosen(self, known: KnownObject, entry: Entry, memory: ProcessMemory) -> list[Chosen]:
-        """What an entry of the catalogue names in a file, which is looked for once unless the process must tell it."""
-        facts = known.facts
-        if entry.dispatcher or facts is None:
-            return choose(known.elf, entry, known.mapped, memory)
-        if entry not in facts.chosen:
-            facts.chosen[entry] = choose(known.elf, entry, known.mapped, memory)
-        return facts.chosen[entry]
 
     def _marked(self, marker: MarkerRule, memory: ProcessMemory, notes: list[str]) -> Iterator[ProbeTarget]:
         meant = [known for known in self._objects.values() if marker.matches(known.mapped.path)]
@@ -434,7 +421,7 @@ class Planner:
         self._finished.add(key)
         entry = Entry(symbols=frozenset({marker.symbol}))
         try:
-            chosen = choose(known.elf, entry, known.mapped, memory)
+            chosen = _chosen(known, entry, memory)
             for target in self._probes(known, chosen, entry, Category.OTHER, Group.MARKER, "--marker", notes):
                 yield replace(target, flags=target.flags | CookieFlag.OPERATION, operation=marker.name)
         except ElfError as error:
@@ -519,6 +506,25 @@ class Planner:
         return self._ends.cheapest(known, function)
 
 
+def _chosen(known: KnownObject, entry: Entry, memory: ProcessMemory) -> list[Chosen]:
+    """What an entry names in a file, as found out once; a dispatcher depends on the process. Raises `ElfError`."""
+    facts = known.facts
+    if facts is None or entry.dispatcher:
+        return choose(known.elf, entry, known.mapped, memory)
+    if entry.key not in facts.chosen:
+        facts.chosen[entry.key] = choose(known.elf, entry, known.mapped, memory)
+    return facts.chosen[entry.key]
+
+
+def _callback_stubs(known: KnownObject) -> list[Chosen]:
+    facts = known.facts
+    if facts is None:
+        return []
+    if "callbacks" not in facts.chosen:
+        facts.chosen["callbacks"] = callback_stubs(known.elf, PYTHON_CALLS)
+    return facts.chosen["callbacks"]
+
+
 def _site(elf: ElfFile, function: Chosen, apart: bool) -> tuple[Site, int] | None:
     """The site of a function and its file offset; `apart` from where others would set a return probe, if possible."""
     if function.is_stub:
@@ -526,6 +532,9 @@ def _site(elf: ElfFile, function: Chosen, apart: bool) -> tuple[Site, int] | Non
     elif not function.size:
         site = None
     else:
+        # The disassembler takes long to import, and is not needed where all is known already.
+        from rlscope_ebpf.capture.site_choice import entry_site, other_site
+
         code = elf.read_vaddr(function.vaddr, function.size)
         site = entry_site(code, function.vaddr)
         if apart and site is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_version
+from rlscope_ebpf.capture.known_files import Identity, identity_of, keep_text, known_text
 from rlscope_ebpf.errors import NotPermittedError, ProfilerError, UnsupportedError, UsageError
 
 PF_KTHREAD = 0x00200000  # include/linux/sched.h; field "flags" of /proc/PID/stat
@@ -25,7 +26,9 @@ EXEC_PATIENCE_S = 0.25
 
 SECCOMP_MODES = {0: "none", 1: "strict", 2: "filter"}
 
-_known_versions: dict[tuple[int, int, int], str | None] = {}
+_known_versions: dict[Identity, str | None] = {}
+_VERSION = "python version"
+_NO_PYTHON = "none"
 """By device, inode and time of change of a file: a capture looks at the same interpreter several times."""
 
 _PYTHON_FILE = re.compile(r"^(?:lib)?python(\d+\.\d+)?[a-z]*(?:\.so[\d.]*|-\w+)?$")
@@ -353,13 +356,21 @@ def _python_version_of(path: str) -> str | None:
     """Version of the CPython that an ELF file exports; "" if it exports one that does not say; None if none."""
     try:
         with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            key = (status.st_dev, status.st_ino, status.st_mtime_ns)
-            if key not in _known_versions:
-                _known_versions[key] = _exported_python_version(file)
-            return _known_versions[key]
+            identity = identity_of(os.fstat(file.fileno()))
+            if identity not in _known_versions:
+                _known_versions[identity] = _kept_version(identity, file)
+            return _known_versions[identity]
     except OSError:
         return None
+
+
+def _kept_version(identity: Identity, file: BinaryIO) -> str | None:
+    kept = known_text(identity, _VERSION)
+    if kept is None:
+        version = _exported_python_version(file)
+        keep_text(identity, _VERSION, _NO_PYTHON if version is None else version)
+        return version
+    return None if kept == _NO_PYTHON else kept
 
 
 def _exported_python_version(file: BinaryIO) -> str | None:

@@ -18,6 +18,7 @@ from rlscope_ebpf.capture.pointers import (
     live_pointers,
     static_pointers,
 )
+from rlscope_ebpf.capture.sites import Chosen
 from rlscope_ebpf.capture.stubs import import_stubs
 
 EXPORTS_LIMIT: Final = 4000
@@ -39,18 +40,6 @@ _NOT_ENTRIES: Final = re.compile(
     r"|_Z(N|NK|T\w?N?|GV?N?K?)?S[a-z].*|_Z(N|NK)9__gnu_cxx.*|_Z(N|NK)10__cxxabiv1.*|_Zn[wa].*|_Zd[la].*"
     r"|_ZGTt.*|__cxa_\w+|_Unwind_\w+|__gxx_\w+|__gcc_\w+|__(emutls|dynamic_cast)\w*"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A function (or import stub) to probe."""
-
-    name: str
-    vaddr: int
-    size: int
-    from_python: bool = False  # only the interpreter calls it
-    noexcept: bool = False  # no C++ exception passes through it
-    is_stub: bool = False
 
 
 def choose(elf: ElfFile, entry: Entry, mapped: MappedObject, memory: ProcessMemory) -> list[Chosen]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from rlscope_ebpf.capture.known_files import keep_facts
 from rlscope_ebpf.capture.maps import MappedObject
 from rlscope_ebpf.capture.plan import Plan, Planner
 from rlscope_ebpf.errors import ProfilerError
@@ -40,3 +41,12 @@ class BackgroundPlan:
             pass
         finally:
             self._done.set()
+
+
+def keep_what_was_found() -> None:
+    """Keep for later sessions what planning has found out, unless a plan is being made: it is still growing then."""
+    if _TURNS.acquire(blocking=False):
+        try:
+            keep_facts()
+        finally:
+            _TURNS.release()

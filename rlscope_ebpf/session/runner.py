@@ -46,7 +46,7 @@ from rlscope_ebpf.model.tables import (
     ProcessInfo,
 )
 from rlscope_ebpf.paths import marker_library
-from rlscope_ebpf.session.background import BackgroundPlan
+from rlscope_ebpf.session.background import BackgroundPlan, keep_what_was_found
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following
 from rlscope_ebpf.session.governor import FIRST_S, FIRST_TURN_S, Decision, Governor
@@ -290,6 +290,7 @@ class Profiler:
         self._engine.begin_detach()
         if self._gpu:
             self._gpu.close()
+        keep_what_was_found()
         return end
 
     @property

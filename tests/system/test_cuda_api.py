@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ROOT, Profiler, Program, compare, process_of, report, rlscope
+from harness import ROOT, Profiler, Program, compare, process_of, report, rlscope, until_it_agrees
 
 pytestmark = pytest.mark.system
 
@@ -28,10 +28,6 @@ SHORT_NS = 50_000
 
 DETACH_S = 120.0
 """Probes attached as perf events are taken away one after the other, each in about a tenth of a second."""
-
-ATTEMPTS = 3
-"""A preemption between a stamp of the program and the probe beside it makes their times disagree by chance; a wrong
-figure of the profiler disagrees every time."""
 
 HALF_BIN = 1 / 64
 """A percentile is the middle of a bin of the report's histogram."""
@@ -70,7 +66,7 @@ def _call_counts(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {row["name"]: row["count"] for row in rows}
 
 
-def _wrong_times(truth: dict[str, Any], document: dict[str, Any]) -> list[str]:
+def _wrong_times(truth: dict[str, Any], document: dict[str, Any]) -> list[Any]:
     """Functions whose time the report has wrong."""
     found = {row["name"]: row for row in process_of(document, truth["pid"])["cuda_api"]}
     wrong = []
@@ -84,7 +80,7 @@ def _wrong_times(truth: dict[str, Any], document: dict[str, Any]) -> list[str]:
         for key, allowed in tolerances.items():
             got = found[row["name"]][key]
             if abs(got - row[key]) > allowed:
-                wrong.append(f"{row['name']}: {key} is {got:,}, expected {row[key]:,} ± {allowed:,.0f}")
+                wrong.append(compare.Mismatch(row["name"], key, row[key], got, allowed))
     return wrong
 
 
@@ -92,19 +88,14 @@ def _expect_truth(
     words: tuple[str, ...], options: tuple[str, ...], start_target: StartTarget, attach: Attach
 ) -> tuple[dict[str, Any], dict[str, Any], Path]:
     """Profiles the program. Its counts must be right in every run, its times in one of a few."""
-    found: list[str] = []
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> tuple[tuple[dict[str, Any], dict[str, Any], Path], list[Any]]:
         truth, document, trace = _profile(words, options, start_target, attach)
         counted = _call_counts(process_of(document, truth["pid"])["cuda_api"])
         assert counted == _call_counts(truth["cuda_api"])
-        mismatches = compare.compare(truth, document)
-        by_number = [each for each in mismatches if not each.what.startswith(("wall_ns", "cpu_ns"))]
-        assert not by_number, "\n".join(map(str, by_number))
-        wrong = [*map(str, mismatches), *_wrong_times(truth, document)]
-        if not wrong:
-            return truth, document, trace
-        found.append("\n".join(wrong))
-    raise AssertionError(f"{ATTEMPTS} runs contradict the truth:\n" + "\n--\n".join(found))
+        return (truth, document, trace), [*compare.compare(truth, document), *_wrong_times(truth, document)]
+
+    return until_it_agrees(attempt)
 
 
 @pytest.mark.slow

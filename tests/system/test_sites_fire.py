@@ -21,7 +21,7 @@ from rlscope_ebpf.capture.engine import Engine, ProbeSite
 from rlscope_ebpf.capture.exits import Code, ExitFinder
 from rlscope_ebpf.capture.kernel import attach_methods, kernel_version
 from rlscope_ebpf.capture.maps import read_maps
-from rlscope_ebpf.capture.sites import entry_site
+from rlscope_ebpf.capture.site_choice import entry_site
 from rlscope_ebpf.model.calibration import SITE_CLASSES
 from rlscope_ebpf.model.categories import Category
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TRUTH, Profiler, Program, build, compare, interpreters, report
+from harness import TRUTH, Profiler, Program, build, compare, interpreters, report, until_it_agrees
 
 pytestmark = pytest.mark.system
 
@@ -32,24 +32,10 @@ PERF_SCENARIOS = (
 DETACH_S = 120.0
 
 
-ATTEMPTS = 3
-"""A preemption between a stamp of the target and the probe beside it makes them disagree by chance; a wrong figure of
-the profiler disagrees every time."""
-TIMES = ("wall_ns", "cpu_ns.")
-
-
 def _expect_truth(
     python: str, work: tuple[str, ...], options: tuple[str, ...], start_target: StartTarget, attach: Attach
 ) -> dict[str, Any]:
-    found: list[str] = []
-    for _ in range(ATTEMPTS):
-        truth, mismatches = _try_truth(python, work, options, start_target, attach)
-        if not mismatches:
-            return truth
-        found.append("\n".join(map(str, mismatches)))
-        if not all(mismatch.what.startswith(TIMES) for mismatch in mismatches):
-            break  # a count or a transition is never wrong by chance
-    raise AssertionError(f"{len(found)} runs contradict the truth:\n" + "\n--\n".join(found))
+    return until_it_agrees(lambda: _try_truth(python, work, options, start_target, attach))
 
 
 def _try_truth(

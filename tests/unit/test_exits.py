@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import stepped
 
+from rlscope_ebpf.capture.code_source import code_source
 from rlscope_ebpf.capture.elf import ElfFile
-from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.exits import Code, ExitFinder
 
 # Each takes (long, long) and must end by itself.

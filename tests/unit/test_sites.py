@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rlscope_ebpf.capture.code_source import code_source
 from rlscope_ebpf.capture.elf import ElfFile, Function
-from rlscope_ebpf.capture.ends import code_source
 from rlscope_ebpf.capture.exits import Code, ExitFinder, Jump, scan
-from rlscope_ebpf.capture.sites import MAX_PUSHED, Site, entry_site, other_site
+from rlscope_ebpf.capture.site_choice import entry_site, other_site
+from rlscope_ebpf.capture.sites import MAX_PUSHED, Site
 from rlscope_ebpf.model.calibration import EMULATED, NOP5, STEPPED
 
 sys.path.insert(0, str(Path(__file__).parent))
