@@ -15,11 +15,13 @@ from typing import Literal
 class Goal:
     """What a figure should reach: a fixed limit, or the median of another figure of the same benchmark."""
 
-    kind: Literal["at most", "at least", "less than"]
+    kind: Literal["at most", "at least", "less than", "within"]
     limit: float | str  # str: key of the other figure
 
     def is_met(self, value: float, limit: float) -> bool:
-        """Whether a median reaches it."""
+        """Whether a median reaches it. "within": so far from 1 at most."""
+        if self.kind == "within":
+            return abs(value - 1) <= limit
         if self.kind == "less than":
             return value < limit
         return value <= limit if self.kind == "at most" else value >= limit
@@ -80,7 +82,8 @@ class Results:
             other = next(each for each in self.figures if each.key == goal.limit)
             limit, text = self.median(goal.limit), f"{goal.kind} {other.what}"
         else:
-            limit, text = goal.limit, f"{goal.kind} {number(goal.limit)}"
+            limit = goal.limit
+            text = f"within {limit:.0%}" if goal.kind == "within" else f"{goal.kind} {number(limit)}"
         value = self.median(figure.key)
         if value is None or limit is None:
             return f"{text}: not known"
@@ -107,6 +110,7 @@ class Benchmark:
     figures: tuple[Figure, ...]
     measure: Callable[[Results, Effort], None]
     remarks: tuple[str, ...] = field(default=())
+    by_name_only: bool = False  # takes long: only run when asked for
 
 
 def number(value: float, digits: int = 0) -> str:

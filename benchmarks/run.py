@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from benchmarks import attaching, hits, markers, reading, reporting, training
+from benchmarks import attaching, correction, hits, markers, reading, reporting, training
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Results, as_text, rows, widths_of
 from benchmarks.machine import cpu_times, software, this_machine
@@ -27,6 +27,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     attaching.BENCHMARK,
     training.BENCHMARK,
     reporting.BENCHMARK,
+    correction.BENCHMARK,
 )
 
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     measured: list[tuple[Benchmark, Results]] = []
     for benchmark in BENCHMARKS:
-        if options.only and benchmark.name not in options.only:
+        if (options.only or benchmark.by_name_only) and benchmark.name not in (options.only or ()):
             continue
         begun = time.monotonic()
         print(f"{benchmark.name}: measuring", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where threads of the targets are, looked at by a clock of the time that each CPU works, and when they leave their CPU.
+ * Where threads of the targets are, looked at by a clock of the time that each CPU works, and when they leave their CPU;
+ * and who is seen to run Python.
  * rlscope_ebpf/capture/code_map.py tells the category of what is found.
  */
 
@@ -59,6 +60,41 @@ static __always_inline void send_sample(u32 pid, u32 tid, u64 now, u32 kind, u64
     count(RLS_N_SAMPLED_NS, bpf_ktime_get_ns() - now);
 }
 
+/* Where the function lies in which a process's interpreter runs Python. */
+struct code_range {
+    u64 start;
+    u64 end;
+};
+BPF_TABLE("hash", u32, struct code_range, interpreters, 4096);
+
+/* Who is found in the interpreter's loop holds its lock, although no probe may have said so: a thread that took it before
+ * the attach, and never releases it, passes none. Call where a thread was interrupted in its own code: no other program of
+ * ours is at work on it then. */
+static __always_inline void find_python(u32 pid, u64 ip)
+{
+    u32 tid;
+    struct code_range *loop = interpreters.lookup(&pid);
+    if (!loop || ip < loop->start || ip >= loop->end)
+        return;
+    struct thread *t = current_thread(&tid, 1);
+    if (!t || (t->held && !t->first))
+        return;
+    if (t->depth && frame_at(t, t->depth - 1)->category != RLS_CAT_PYTHON)
+        return;
+    hold(t);
+    t->sent = RLS_CAT_PYTHON; /* so it was before, too: since the last event, or it would have been found earlier */
+    u64 silent = t->silent;
+    t->silent = 0;
+    send(t, tid, bpf_ktime_get_ns(), RLS_EV_GIL_ACQUIRE, 0, RLS_F_FIRST | RLS_F_HEALED, silent);
+}
+
+/* Now and then on every CPU, unless samples are taken. */
+int rls_tick(struct pt_regs *ctx)
+{
+    find_python(bpf_get_current_pid_tgid() >> 32, ctx->ip);
+    return 0;
+}
+
 int rls_sample(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -75,6 +111,8 @@ int rls_sample(struct pt_regs *ctx)
         if (t && t->first) /* a program of ours may be at work on it; then it sends nothing but this once more */
             send(t, tid, now, RLS_EV_GIL_RELEASE, 0, RLS_F_FIRST | RLS_F_HEALED, 0);
     }
+    if (ip)
+        find_python(pid, ip);
     send_sample(pid, (u32)id, now, RLS_SAMPLE_CLOCK, ip, ctx->sp);
     return 0;
 }

@@ -53,13 +53,6 @@ int rls_sched_exit(void *args)
     return 0;
 }
 
-/* Where the function lies in which a process's interpreter runs Python. */
-struct code_range {
-    u64 start;
-    u64 end;
-};
-BPF_TABLE("hash", u32, struct code_range, interpreters, 4096);
-
 /* The layout that /sys/kernel/tracing/events/sched/sched_process_exec/format describes. */
 struct sched_exec_args {
     u64 common;
@@ -87,28 +80,5 @@ int rls_sched_exec(struct sched_exec_args *args)
     if (args->old_pid != pid)
         end_thread(args->old_pid, now);
     interpreters.delete(&pid);
-    return 0;
-}
-
-/* Now and then on every CPU. Who is found in the interpreter's loop holds its lock, although no probe may have said so: a
- * thread that took it before the attach, and never releases it, passes none. No other program of ours is at work on this
- * thread now: it was interrupted in its own code. */
-int rls_tick(struct pt_regs *ctx)
-{
-    u32 tid, pid = bpf_get_current_pid_tgid() >> 32;
-    u64 ip = ctx->ip;
-    struct code_range *loop = interpreters.lookup(&pid);
-    if (!loop || ip < loop->start || ip >= loop->end)
-        return 0;
-    struct thread *t = current_thread(&tid, 1);
-    if (!t || (t->held && !t->first))
-        return 0;
-    if (t->depth && frame_at(t, t->depth - 1)->category != RLS_CAT_PYTHON)
-        return 0;
-    hold(t);
-    t->sent = RLS_CAT_PYTHON; /* so it was before, too: since the last event, or it would have been found earlier */
-    u64 silent = t->silent;
-    t->silent = 0;
-    send(t, tid, bpf_ktime_get_ns(), RLS_EV_GIL_ACQUIRE, 0, RLS_F_FIRST | RLS_F_HEALED, silent);
     return 0;
 }

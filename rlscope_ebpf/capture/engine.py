@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.capture.clock import EXCLUDE_IDLE, attach_clock
+from rlscope_ebpf.capture.clock import EXCLUDE_IDLE, INTERRUPT_NS, attach_clock, interrupt_ns
 from rlscope_ebpf.capture.closing import Closer
 from rlscope_ebpf.capture.compiler import CompiledPrograms, compile_programs
 from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, SiteClass, make_cookie
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.interpreter import attach_ticks
+from rlscope_ebpf.capture.interpreter import TICK_NS, attach_ticks
 from rlscope_ebpf.capture.links import Link, attach
 from rlscope_ebpf.capture.placement import Job, Placement, Probe
 from rlscope_ebpf.capture.pointer_guard import read_pointer_guard
@@ -30,6 +30,9 @@ MAX_TEXTS = 1 << 18
 
 SAMPLE_NS = 997_000
 """CPU time between two samples, a thousand a second: in no step with loops and timers of round numbers."""
+
+SPARING_SAMPLE_NS = 1_997_000
+"""The same where they must not cost much: five hundred a second."""
 
 MAX_SAMPLES = 1 << 14
 
@@ -71,6 +74,8 @@ class Engine:
         self._tracepoints: Link | None = None
         self._ticks: Link | None = None
         self._samples: Link | None = None
+        self.interrupt_ns = INTERRUPT_NS
+        """What an interrupt of the clock takes; measured once samples are taken."""
         self.next_probe = 1
         """Id that the next attached site gets."""
 
@@ -81,17 +86,27 @@ class Engine:
     def follow_interpreter(self, pid: int, start: int, end: int) -> None:
         """Also find threads that run Python without passing a probe: between these addresses. Raises OSError."""
         self._programs.set_interpreter(pid, start, end)
-        if self._ticks is None:
+        if self._ticks is None and self._samples is None:
             self._ticks = attach_ticks(self._programs.tick_fd)
 
-    def sample(self, *, follow: bool) -> None:
-        """Look every `SAMPLE_NS` of a CPU's working time where the targets are, and when they leave it.
+    def sample(self, *, follow: bool, every_ns: int = SAMPLE_NS) -> None:
+        """Look every `every_ns` of a CPU's working time where the targets are, and when they leave it.
 
-        `follow` every thread that is seen at work, also those that pass no probe. Raises OSError.
+        `follow` every thread that is seen at work, also those that pass no probe. Who runs Python is seen at these
+        looks, too, so that no others are needed. Raises OSError.
         """
         if self._samples is None:
+            self.interrupt_ns = interrupt_ns(self._programs.tick_fd)
             self._programs.sample(follow=follow)
-            self._samples = attach_clock(self._programs.sample_fd, SAMPLE_NS, EXCLUDE_IDLE)
+            self._samples = attach_clock(self._programs.sample_fd, every_ns, EXCLUDE_IDLE)
+            if self._ticks is not None:
+                self._closer.add([self._ticks])
+                self._ticks = None
+
+    @property
+    def ticks_share(self) -> float:
+        """Share of the time of whoever works that looks for Python take, other than those of samples."""
+        return self.interrupt_ns / TICK_NS if self._ticks is not None else 0.0
 
     def watch_loads(self, pid: int) -> None:
         """Count what a process loads, and set no return probe (of a session) until `allow_returns`."""
@@ -185,9 +200,13 @@ class Engine:
         """
         return self._placed.add_alike(pid, parent)
 
-    def take_off(self, functions: Iterable[int]) -> None:
-        """Detach functions, by the ids of their entries; `put_back` attaches them again. Returns at once."""
-        self._placed.take_off(functions)
+    def take_off(self, functions: Iterable[int], busy: Iterable[int] = ()) -> None:
+        """Detach functions, by the ids of their entries; `put_back` attaches them again. Returns at once.
+
+        Others that were attached together with them are attached anew, so they are hit twice until the old ones are
+        gone. Of these the `busy` functions are kept apart from the rest: next time it can stay as it is.
+        """
+        self._placed.take_off(functions, busy)
 
     def put_back(self, functions: Iterable[int]) -> None:
         """Attach again what `take_off` detached."""

@@ -160,9 +160,13 @@ class Placement:
         self._probes.clear()
         self._exits_of.clear()
 
-    def take_off(self, functions: Iterable[int]) -> None:
-        """Take functions' probes away, by the ids of their entries, until `put_back`. Returns at once."""
+    def take_off(self, functions: Iterable[int], busy: Iterable[int]) -> None:
+        """Take functions' probes away, by the ids of their entries, until `put_back`. Returns at once.
+
+        Others that were attached together with them are attached anew, the `busy` ones apart from the rest.
+        """
         wanted = set(functions)
+        apart = {number for function in busy for number in (function, *self._exits_of.get(function, ()))}
         for pid in list(self._blocks):
             gone = set(self._had_by(pid, wanted))
             exits = self._exits[pid]
@@ -177,7 +181,7 @@ class Placement:
                         gone.add(found.probe)
                         del exits[end]
             if gone:
-                self._take_off(pid, gone)
+                self._take_off(pid, gone, apart)
 
     def put_back(self, functions: Iterable[int]) -> None:
         """Set again what `take_off` took away."""
@@ -212,14 +216,15 @@ class Placement:
         ranges = [block.numbers for block in self._blocks[pid]]
         return [number for number in numbers if any(number in each for each in ranges)]
 
-    def _take_off(self, pid: int, gone: set[int]) -> None:
+    def _take_off(self, pid: int, gone: set[int], apart: set[int]) -> None:
         for job in self._of(pid):
             for part in list(self._parts[job]):
                 left = [probe for probe in part.probes if probe.id not in gone]
                 if len(left) == len(part.probes):
                     continue
                 # First those that stay, once more: a hit that both see means the same twice.
-                if left and not self._attach(job, left):
+                again = [[probe for probe in left if (probe.id in apart) == is_busy] for is_busy in (True, False)]
+                if not all(self._attach(job, each) for each in again if each):
                     continue  # better too many than none
                 self._parts[job].remove(part)
                 self._closer.add(part.links)

@@ -11,7 +11,7 @@ from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.session.worth import Unit
 
 TURN_S = 0.5
-FIRST_TURN_S = 0.1
+FIRST_TURN_S = 0.05
 """Between two looks in the first `FIRST_S`: nothing is known of the target yet, and every hit counts."""
 
 FIRST_S = 3.0
@@ -28,8 +28,10 @@ _ROOM = 0.9
 _BURST = 2.0
 """So many times the limit is acted upon after one turn, less only after two in a row."""
 
-_SETTLE_S = 0.25
-"""What is taken off is hit for a moment still."""
+_SETTLE_S = 0.4
+"""What is taken off is hit for a moment still, and what was set together with it is hit twice: so long at most, unless
+it is known to be gone before. That it is may also become known much later, since the kernel waits for calls that are to
+return to a probe."""
 
 _CALM_S = 10.0
 """Between two changes the latter of which puts probes back."""
@@ -70,15 +72,25 @@ class Governor:
     _over: int = 0
     _changed_s: float = -math.inf
     _took_off_s: float = -math.inf
+    _settled: bool = True
 
     @property
     def off(self) -> list[Unit]:
         """What is off now, with its cost and worth from before."""
         return [unit for _, unit in self._off.values()]
 
-    def decide(self, now_s: float, turn_s: float, share: float, units: Sequence[Unit]) -> Decision:
-        """`share` and `units` are what was found in the last `turn_s`, as shares of the targets' time then."""
-        if self.limit <= 0 or turn_s <= 0 or now_s - self._took_off_s < _SETTLE_S:
+    def decide(
+        self, now_s: float, turn_s: float, share: float, units: Sequence[Unit], *, settled: bool = True
+    ) -> Decision:
+        """`share` and `units` are what was found in the last `turn_s`, relative to the time that the targets needed.
+
+        `settled`: what was taken off is gone.
+        """
+        if self.limit <= 0 or turn_s <= 0:
+            return Decision()
+        if not self._settled:
+            # The turn in which it settles is still one of both.
+            self._settled = settled or now_s - self._took_off_s >= _SETTLE_S
             return Decision()
         self._average(turn_s, share, units)
         if self.share > self.limit:
@@ -96,6 +108,7 @@ class Governor:
                 self._units.pop(unit.key, None)
             self.share -= sum(unit.cost for unit in taken)
             self._changed_s = self._took_off_s = now_s
+            self._settled = False
             return decision
         self._over = 0
         if self._off and now_s - self._changed_s >= _CALM_S:

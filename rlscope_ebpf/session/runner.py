@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from types import TracebackType
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.engine import Engine, ProbeSite, armed_sites
+from rlscope_ebpf.capture.engine import SAMPLE_NS, SPARING_SAMPLE_NS, Engine, ProbeSite, armed_sites
 from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
@@ -62,11 +62,12 @@ from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
 from rlscope_ebpf.session.sampling import SAMPLED_FOR, Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
+from rlscope_ebpf.session.spending import Spent, read_spent, shares
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
 
-TURN_S = 0.1
-"""Between two looks at the ring, when little is in it."""
+TURN_S = 0.25
+"""Between two looks at the ring, when little is in it: each takes a few milliseconds of a CPU, whatever it finds."""
 
 BUSY_EVENTS = 1 << 16
 """With more events than this waiting, the next turn follows at once."""
@@ -92,6 +93,9 @@ _TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
 """Probes that only end what others began, or guard the target."""
 
 _FIRST = frozenset({Group.MARKER, Group.GATE})
+
+SPARING_BELOW = 4.0
+"""Below this limit of the overhead, in percent, fewer samples are taken."""
 
 _MOMENTS = 5
 """How often the counters are read at the end of a session, for once without an interruption."""
@@ -142,7 +146,7 @@ class Profiler:
         self._rules = RuleWatch(options)
         self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
-        self._governor_state: _Spent | None = None
+        self._governor_state: Spent | None = None
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
         """How the GPU helper gets into a command that was launched; None: the targets were running already."""
@@ -273,12 +277,13 @@ class Profiler:
                     reason = "exited"
                     break
             self._turn(now - SETTLE_NS)
+            first = now - self.info.start_ns < FIRST_S * 1e9
             if now >= next_governor:
-                first = now - self.info.start_ns < FIRST_S * 1e9
                 next_governor = now + int((FIRST_TURN_S if first else GOVERNOR_TURN_S) * 1e9)
-                self._govern(now)
+                self._govern()
             if self._engine.pending_events() < BUSY_EVENTS:
-                pause = min(TURN_S, max(0, min(next_maps, next_governor) - monotonic_ns()) / 1e9)
+                turn_s = FIRST_TURN_S if first else TURN_S
+                pause = min(turn_s, max(0, min(next_maps, next_governor) - monotonic_ns()) / 1e9)
                 if self._following:
                     self._following.wait(pause)
                 else:
@@ -528,7 +533,9 @@ class Profiler:
     def _sample(self, since_ns: int, categories: Iterable[Category]) -> None:
         """Let the clock's samples tell, from a moment on, the time that probes take for these categories."""
         try:
-            self._engine.sample(follow=self._samples_all)
+            limit = self.options.max_overhead
+            sparing = 0 < limit < SPARING_BELOW and not self._samples_all
+            self._engine.sample(follow=self._samples_all, every_ns=SPARING_SAMPLE_NS if sparing else SAMPLE_NS)
         except OSError as error:
             raise UnsupportedError(
                 f"The clock for sampling cannot be had: {error.strerror}.", "Use --mode trace, which needs none."
@@ -748,7 +755,7 @@ class Profiler:
             batch.definitions.extend(self._definitions)
             self._definitions.clear()
         if self._samples:
-            self._sampler.place(batch, cost_of_sample_ns(counters))
+            self._sampler.place(batch, cost_of_sample_ns(counters, self._engine.interrupt_ns))
         else:
             self._sampler.define(batch.definitions)
         batch.losses = self._losses(batch.losses, counters)
@@ -761,6 +768,9 @@ class Profiler:
         self._notices_given += len(batch.notices)
         for sink in self.sinks:
             sink.batch(batch)
+
+    def _on_samples_ns(self, counters: ProbeCounters) -> int:
+        return spent_on_samples_ns(counters, self._engine.interrupt_ns)
 
     def _read_counters(self) -> ProbeCounters:
         counters = self._engine.counters()
@@ -792,7 +802,7 @@ class Profiler:
                 "stepped/entry": int(hits[2]),
                 "return": int(counters.returns.sum()),
             },
-            estimated_overhead_ns=self.costs.spent_ns(counters) + spent_on_samples_ns(counters),
+            estimated_overhead_ns=self.costs.spent_ns(counters) + self._on_samples_ns(counters),
             samples=counters.samples,
             probes_attached=self._attached,
             probes_armed=self._armed,
@@ -916,33 +926,21 @@ class Profiler:
         groups = {site.group for site in sites if site.action not in _TELL_NOTHING}
         return bool((self._final or self._engine.counters()).hits[list(groups)].any())
 
-    def _govern(self, now_ns: int) -> None:
+    def _govern(self) -> None:
         if not self.options.max_overhead:
             return
-        counters = self._read_counters()
-        spent = _Spent(
-            now_ns,
-            self.costs.spent_by_group_ns(counters),
-            spent_on_samples_ns(counters),
-            self.costs.told_by_probe_ns(),
-            self._worth.totals(),
-            self._ended_cpu_ns + sum(target.cpu_time_ns() for target in self._targets.values()),
-            self._ended_waited_ns + sum(target.waited_ns() for target in self._targets.values()),
+        now_ns, counters = monotonic_ns(), self._read_counters()
+        sampled_ns = self._on_samples_ns(counters)
+        spent = read_spent(now_ns, self.costs, self._worth, counters, sampled_ns, self._targets.values())
+        spent = replace(
+            spent, cpu_ns=spent.cpu_ns + self._ended_cpu_ns, waited_ns=spent.waited_ns + self._ended_waited_ns
         )
         previous, self._governor_state = self._governor_state, spent
         if previous is None:
             return
-        # A program that has to wait for a CPU is not slowed down less by its probes. Of several, the least counts.
-        wall_ns = now_ns - previous.time_ns
-        ready_ns = max(wall_ns - (spent.waited_ns - previous.waited_ns), wall_ns // 10)
-        target_ns = max(ready_ns, spent.cpu_ns - previous.cpu_ns)
-        by_group = (spent.by_group_ns - previous.by_group_ns) / target_ns
-        cost, worth = spent.told_ns.copy(), spent.worth_ns.copy()
-        cost[: len(previous.told_ns)] -= previous.told_ns
-        worth[: len(previous.worth_ns)] -= previous.worth_ns
-        share = float(by_group.sum()) + (spent.sampled_ns - previous.sampled_ns) / target_ns
-        units = self._worth.units(cost / target_ns, worth / target_ns, by_group)
-        decision = self._governor.decide(now_ns / 1e9, wall_ns / 1e9, share, units)
+        found = shares(previous, spent, self._worth, self._engine.ticks_share)
+        settled = not self._engine.probes_to_detach
+        decision = self._governor.decide(now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled)
         self._carry_out(decision)
         self.notices += self._shed_notices.tell(decision, now_ns / 1e9)
         for group in dict.fromkeys(unit.group for unit in decision.off):
@@ -953,7 +951,10 @@ class Profiler:
             if not units:
                 continue
             functions = [function for unit in units for function in self._worth.functions(unit)]
-            (self._engine.take_off if is_off else self._engine.put_back)(functions)
+            if is_off:
+                self._engine.take_off(functions, busy=np.flatnonzero(self.costs.told_by_probe_ns()).tolist())
+            else:
+                self._engine.put_back(functions)
             self._mark(functions, is_off)
             for unit in units:
                 self._mark_group(unit, is_off)
@@ -1018,19 +1019,6 @@ class Profiler:
         last = self._matcher.finish(end_ns)
         self._hand_out(last, self._read_counters(), last=True, queued_since_ns=queued_since_ns)
         return end_ns
-
-
-@dataclass(frozen=True, slots=True)
-class _Spent:
-    """Running totals at a time, in ns."""
-
-    time_ns: int
-    by_group_ns: NDArray[np.float64]  # what hits took
-    sampled_ns: int  # what samples took
-    told_ns: NDArray[np.float64]  # the same by probe id, of hits that sent an event
-    worth_ns: NDArray[np.float64]  # time that they told apart
-    cpu_ns: int
-    waited_ns: int  # for a CPU
 
 
 def _has_ended(target: Target) -> bool:

@@ -25,18 +25,15 @@ SAMPLED_FOR: dict[Group, tuple[Category, ...]] = {
 }
 """Where probes of a group are taken off: the categories in whose time there may now be something else."""
 
-INTERRUPT_NS = 1_000
-"""What an interrupt of the clock takes around the program that looks; a rounded figure of one virtual machine."""
+
+def cost_of_sample_ns(counters: ProbeCounters, interrupt_ns: float) -> float:
+    """What a sample takes of its thread's time: the interrupt and the program in it."""
+    return interrupt_ns + counters.sampled_ns / max(1, counters.samples)
 
 
-def cost_of_sample_ns(counters: ProbeCounters) -> float:
-    """What a sample takes of its thread's time."""
-    return INTERRUPT_NS + counters.sampled_ns / max(1, counters.samples)
-
-
-def spent_on_samples_ns(counters: ProbeCounters) -> int:
+def spent_on_samples_ns(counters: ProbeCounters, interrupt_ns: float) -> int:
     """What all of them have taken."""
-    return counters.samples * INTERRUPT_NS + counters.sampled_ns
+    return int(counters.samples * interrupt_ns) + counters.sampled_ns
 
 
 class Sampler:

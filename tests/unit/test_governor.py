@@ -77,8 +77,19 @@ def test_a_burst_is_acted_upon_at_once_and_a_little_too_much_only_if_it_lasts() 
 def test_hits_on_their_way_out_do_not_count() -> None:
     governor = Governor(LIMIT)
     assert governor.decide(1.0, 0.1, 0.5, [unit(1, 0.48), unit(2, 0.02)]).off
-    assert governor.decide(1.1, 0.1, 0.4, [unit(2, 0.02)]) == Decision()
+    assert governor.decide(1.1, 0.1, 0.4, [unit(2, 0.02)], settled=False) == Decision()
+    assert governor.decide(1.2, 0.1, 0.2, [unit(2, 0.02)], settled=True) == Decision()  # a turn of both
     assert governor.share == pytest.approx(0.02)
+    assert governor.decide(1.3, 0.1, 0.5, [unit(2, 0.5)]).off
+
+
+def test_it_does_not_wait_forever_for_what_the_kernel_still_holds() -> None:
+    governor = Governor(LIMIT)
+    assert governor.decide(1.0, 0.1, 0.5, [unit(1, 0.48), unit(2, 0.02)]).off
+    for turn in range(1, 20):
+        if governor.decide(1 + turn / 10, 0.1, 0.5, [unit(2, 0.5)], settled=False).off:
+            return
+    pytest.fail("it waits still")
 
 
 def test_what_cannot_be_spared_is_said_to_be_too_much() -> None:
