@@ -308,6 +308,7 @@ class Engine:
     def close(self) -> None:
         """Detach and unload."""
         self.detach()
+        self._placed.close()
         self._programs.close()
 
 

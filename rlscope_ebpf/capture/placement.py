@@ -88,6 +88,7 @@ class Placement:
         self._exits_of: dict[int, list[int]] = {}  # of a function, by the id of its entry
         self._blocks: dict[int, list[_Block]] = defaultdict(list)  # by process: what it has, set or taken off
         self._exits: dict[int, dict[_End, _Exit]] = defaultdict(dict)  # by process
+        self._pool: ThreadPoolExecutor | None = None
         self._returnless: set[int] = set()  # processes in which calls get no return probes
 
     def add(self, pid: int, probes: Sequence[Probe]) -> set[int]:
@@ -159,6 +160,13 @@ class Placement:
         self._exits.clear()
         self._probes.clear()
         self._exits_of.clear()
+
+    def close(self) -> None:
+        """Take everything away, and set no more."""
+        self.remove_all()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def take_off(self, functions: Iterable[int], busy: Iterable[int]) -> None:
         """Take functions' probes away, by the ids of their entries, until `put_back`. Returns at once.
@@ -239,8 +247,9 @@ class Placement:
         if len(jobs) < 2:
             taken = [self._attach(job, probes) for job, probes in jobs.items()]
         else:
-            with ThreadPoolExecutor(min(len(jobs), _ATTACHERS), "attach") as pool:
-                taken = list(pool.map(self._attach, jobs, jobs.values()))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_ATTACHERS, "attach")
+            taken = list(self._pool.map(self._attach, jobs, jobs.values()))
         return set().union(*taken)
 
     def _attach(self, job: Job, probes: list[Probe]) -> set[int]:

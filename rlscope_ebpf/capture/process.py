@@ -7,7 +7,7 @@ import re
 import struct
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -111,6 +111,29 @@ def inspect(pid: int) -> TargetProcess:
         raise ProfilerError(
             f"Process {pid} cannot be inspected: {error.strerror}.", "Check that /proc is mounted and readable."
         ) from error
+
+
+def inspect_forked(pid: int, origin: TargetProcess) -> TargetProcess:
+    """The same of a process that `origin` has forked, and that runs the same program: much of it is known.
+
+    Raises:
+        UsageError: it has exited.
+    """
+    try:
+        state, fields = _read_stat(pid)
+    except OSError as error:
+        raise vanished(pid) from error
+    if state in "ZX":
+        raise vanished(pid)
+    return replace(
+        origin,
+        pid=pid,
+        ppid=int(fields[1]),
+        state=state,
+        threads=1,
+        namespace_pids=_namespace_pids(pid, _read_if_there(f"/proc/{pid}/status") or ""),
+        start_ticks=int(fields[_STAT_START_TIME]),
+    )
 
 
 def list_threads(pid: int) -> tuple[TargetThread, ...]:
@@ -271,6 +294,11 @@ def vanished(pid: int) -> ProfilerError:
 def _read_status(pid: int) -> dict[str, str]:
     text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     return {key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _namespace_pids(pid: int, status: str) -> tuple[int, ...]:
+    found = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
+    return tuple(int(number) for number in found[1].split()) if found else (pid,)
 
 
 def _read_stat(pid: int) -> tuple[str, list[str]]:

@@ -24,6 +24,7 @@ POLL_S = 0.02
 """Between two looks at /proc where the connector is missing."""
 
 _ACK_S = 1.0
+_STRANGERS = 1 << 14
 _CLOSE_S = 0.2
 _RECEIVE_BYTES = 8 << 20  # tens of thousands of messages: a compiler farm may start that many while we are busy
 _WHAT = struct.Struct("=I")
@@ -52,6 +53,8 @@ class ProcessEvent:
 class ProcessEvents:
     """Listens in a thread of its own. All methods may be called from any thread.
 
+    It takes a while until it hears anything (pyroute2 is large): nothing is missed from the first look at `polls` on.
+
     The family: processes that were added, and their descendants as they come.
     """
 
@@ -63,25 +66,40 @@ class ProcessEvents:
         """How often the kernel had to drop messages; what they told is then found in /proc."""
         self._changed = threading.Condition()
         self._family: set[int] = set()
+        self._strangers: deque[int] | None = None
         self._events: deque[ProcessEvent] = deque()
         self._stop, self._stopper = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = False
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=self._listen, args=(ready, connector), name="process-events", daemon=True
-        )
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._listen, args=(connector,), name="process-events", daemon=True)
         self._thread.start()
-        ready.wait()  # from here on nothing is missed
 
     @property
     def polls(self) -> bool:
-        """Whether /proc is looked at, which sees no process that lives for less than `POLL_S`."""
+        """Whether /proc is looked at, which sees no process that lives for less than `POLL_S`.
+
+        Waits until it listens.
+        """
+        self._ready.wait()
         return bool(self.problem)
 
     def add(self, pids: Iterable[int]) -> None:
         """Let these processes belong to the family."""
         with self._changed:
             self._family.update(pids)
+
+    def hear_of_strangers(self) -> None:
+        """Also note who executes a program outside the family, for `take_strangers`."""
+        with self._changed:
+            self._strangers = deque(maxlen=_STRANGERS)
+
+    def take_strangers(self) -> list[int]:
+        """Processes outside the family that have executed a program, or have been forked, since the last call."""
+        with self._changed:
+            strangers = list(dict.fromkeys(self._strangers or ()))
+            if self._strangers:
+                self._strangers.clear()
+        return strangers
 
     def forget(self, pid: int) -> None:
         """Let a process belong to it no more."""
@@ -98,7 +116,7 @@ class ProcessEvents:
     def wait(self, seconds: float) -> bool:
         """Wait for an event; whether there is one."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._events), seconds)
+            return self._changed.wait_for(lambda: bool(self._events or self._strangers), seconds)
 
     def close(self) -> None:
         """Listen no more."""
@@ -112,14 +130,14 @@ class ProcessEvents:
 
     # The thread
 
-    def _listen(self, ready: threading.Event, connector: bool) -> None:
+    def _listen(self, connector: bool) -> None:
         try:
             link = _Connector() if connector else None
             self.problem = "" if link else "it is not wanted"
         except Exception as error:  # pyroute2 has errors of its own, and a missing kernel option is only seen here
             link = None
             self.problem = str(error) or type(error).__name__
-        ready.set()
+        self._ready.set()
         try:
             if link is None:
                 self._poll()
@@ -149,15 +167,22 @@ class ProcessEvents:
             for event in events:
                 if event.what == Happened.FORK:
                     if event.parent not in self._family or event.pid in self._family:
+                        self._note_stranger(event.pid)
                         continue
                     self._family.add(event.pid)
                 elif event.pid not in self._family:
+                    if event.what == Happened.EXEC:
+                        self._note_stranger(event.pid)
                     continue
                 elif event.what == Happened.EXIT:
                     self._family.discard(event.pid)
                 self._events.append(event)
-            if self._events:
+            if self._events or self._strangers:
                 self._changed.notify_all()
+
+    def _note_stranger(self, pid: int) -> None:
+        if self._strangers is not None and pid not in self._family:
+            self._strangers.append(pid)
 
     def _poll(self) -> None:
         programs: dict[int, tuple[int, ...]] = {}

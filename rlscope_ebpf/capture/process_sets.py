@@ -7,11 +7,40 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rlscope_ebpf.capture.process import script_name
+from rlscope_ebpf.capture.process import inspect, script_name
 from rlscope_ebpf.capture.process_events import descendants
-from rlscope_ebpf.errors import UsageError
+from rlscope_ebpf.errors import ProfilerError, UsageError
 
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+class ProcessSet:
+    """Processes of some names, or in some control groups: those that are there, and those that come."""
+
+    def __init__(self, names: Sequence[str], cgroups: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._groups = tuple(_folder(group) for group in cgroups)
+
+    def __bool__(self) -> bool:
+        return bool(self._names or self._groups)
+
+    def has(self, pid: int) -> bool:
+        """Whether a process is one of them now. Never this process itself."""
+        if pid == os.getpid():
+            return False
+        if any(fnmatchcase(name, glob) for name in (_names(pid) if self._names else ()) for glob in self._names):
+            return True
+        return any(
+            _is_below(path, group) for path in (_groups_of(pid) if self._groups else ()) for group in self._groups
+        )
+
+    def members(self) -> list[int]:
+        """All of them, in order."""
+        found = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()} if self._names else set()
+        found = {pid for pid in found if any(fnmatchcase(name, glob) for name in _names(pid) for glob in self._names)}
+        for group in self._groups:
+            found.update(_listed(group))
+        return sorted(found - {os.getpid()})
 
 
 def find_processes(
@@ -22,7 +51,7 @@ def find_processes(
     Raises:
         UsageError: nothing is asked for, or a name, group or tree has no process.
     """
-    found = list(pids)
+    found: list[int] = []
     for glob in names:
         found += _some(_named(glob), f"No process has a name that matches {glob!r}.")
     for group in cgroups:
@@ -34,7 +63,17 @@ def find_processes(
             )
         found += [root, *descendants([root])]
     own = os.getpid()
-    return tuple(pid for pid in dict.fromkeys(found) if pid != own or pid in pids)
+    found = [pid for pid in found if pid != own and _can_be_profiled(pid)]
+    return tuple(dict.fromkeys([*pids, *found]))
+
+
+def _can_be_profiled(pid: int) -> bool:
+    """Those that were not named one by one need not all be: some end just now, some are shells of another user."""
+    try:
+        inspect(pid)
+    except ProfilerError:
+        return False
+    return True
 
 
 def _some(found: Iterable[int], problem: str) -> list[int]:
@@ -68,7 +107,35 @@ def _names(pid: int) -> set[str]:
 
 def _in_cgroup(path: str) -> list[int]:
     """Processes of a control group and of the groups in it. `path`: below /sys/fs/cgroup or absolute."""
-    folder = Path(path) if path.startswith(str(_CGROUPS)) else _CGROUPS / path.lstrip("/")
+    folder = _folder(path)
+    found = _listed(folder)
+    if not found and not folder.is_dir():
+        raise UsageError(f"There is no control group {folder}.", "`cat /proc/PID/cgroup` tells a process's group.")
+    return sorted(found)
+
+
+def _folder(group: str) -> Path:
+    return Path(group) if group.startswith(str(_CGROUPS)) else _CGROUPS / group.lstrip("/")
+
+
+def _groups_of(pid: int) -> list[Path]:
+    """Folders of the control groups that a process is in."""
+    try:
+        text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+    except OSError:
+        return []
+    paths = [line.split(":", 2) for line in text.splitlines()]
+    return [
+        _CGROUPS / controllers.removeprefix("name=") / path.lstrip("/")
+        for _, controllers, path in (parts for parts in paths if len(parts) == 3)
+    ]
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents
+
+
+def _listed(folder: Path) -> list[int]:
     found: list[int] = []
     for root, _, files in os.walk(folder):
         if "cgroup.procs" in files:
@@ -77,6 +144,4 @@ def _in_cgroup(path: str) -> list[int]:
             except OSError:
                 continue
             found += [int(line) for line in text.split() if line != "0"]
-    if not found and not folder.is_dir():
-        raise UsageError(f"There is no control group {folder}.", "`cat /proc/PID/cgroup` tells a process's group.")
-    return sorted(found)
+    return found

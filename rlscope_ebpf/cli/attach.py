@@ -19,11 +19,10 @@ from rlscope_ebpf.session.options import CaptureOptions, parse_pids
     "names",
     multiple=True,
     metavar="GLOB",
-    help="All processes of this name, or Python processes that run a script of this name. Repeatable.",
+    help="All processes of this name, or Python processes that run a script of this name; those that come later, too, "
+    "unless --no-follow. Repeatable.",
 )
-@click.option(
-    "--cgroup", "cgroups", multiple=True, metavar="PATH", help="All processes of a control group. Repeatable."
-)
+@click.option("--cgroup", "cgroups", multiple=True, metavar="PATH", help="The same of a control group. Repeatable.")
 @click.option("--tree", "trees", type=int, multiple=True, metavar="PID", help="A process and all that descend from it.")
 @capture_options
 def command(
@@ -34,12 +33,16 @@ def command(
     On a terminal the live UI is shown; otherwise progress goes to stderr. Ctrl-C (or q) detaches, finishes the trace
     and prints the summary on stdout; the target runs on.
     """
+    from rlscope_ebpf.capture.process import inspect
+
     options = read_capture_options(**given)
+    for pid in parse_pids(pids) if pids else ():
+        inspect(pid)  # a wrong pid is the first thing to complain about
     if names or cgroups or trees:
         from rlscope_ebpf.capture.process_sets import find_processes
 
         pids = find_processes(pids, names, cgroups, trees)
-    options = replace(options, pids=parse_pids(pids))
+    options = replace(options, pids=parse_pids(pids), names=names, cgroups=cgroups)
     gc.disable()  # nothing made until all is attached is garbage, and looking for some takes a tenth of that time
     try:
         return _attach(options)
@@ -49,10 +52,7 @@ def command(
 
 def _attach(options: CaptureOptions) -> int:
     from rlscope_ebpf.capture.preparation import Preparation
-    from rlscope_ebpf.capture.process import inspect
 
-    for pid in options.pids:
-        inspect(pid)  # a wrong pid is the first thing to complain about
     announce(options.pids)
     with Preparation(options.attach_method) as preparation:
         from rlscope_ebpf.cli.recording import record

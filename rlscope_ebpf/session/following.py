@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlscope_ebpf.capture.process_events import Happened, ProcessEvent, ProcessEvents, descendants
+from rlscope_ebpf.capture.process_sets import ProcessSet
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.tables import ProcessInfo
 from rlscope_ebpf.session.target import monotonic_ns
@@ -21,12 +22,18 @@ LATE_NS = 50_000_000
 
 MOST_TOLD = 5
 
+SEARCH_NS = 2_000_000_000
+"""Between two looks through /proc for processes of a set."""
+
 
 class Session(Protocol):
     """What following needs of a session."""
 
     def begin_process(self, pid: int, parent: int, *, executed: bool) -> int | None:
         """Profile a process from now on; when it began to be. None if it has ended or cannot be profiled."""
+
+    def has_process(self, pid: int) -> bool:
+        """Whether a process is being profiled."""
 
     def note_process(self, info: ProcessInfo) -> None:
         """A process of which nothing was seen."""
@@ -56,7 +63,14 @@ class _Born:
 class Following:
     """Tells a session which processes come and go. Not thread-safe. `notices` gets sentences for the user."""
 
-    def __init__(self, session: Session, notices: list[str], events: ProcessEvents | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        notices: list[str],
+        events: ProcessEvents | None = None,
+        wanted: ProcessSet | None = None,
+    ) -> None:
+        """`wanted`: who comes and belongs to it is profiled, whoever its parent is."""
         self._session = session
         self._notices = notices
         self._events = ProcessEvents() if events is None else events
@@ -65,27 +79,31 @@ class Following:
         self._names: dict[int, str] = {}
         self._count = self._unseen = self._told = 0
         self._unseen_ns = self._most_ns = self._sum_ns = 0
-        if self._events.polls:
-            notices.append(
-                f"The kernel's process events are not to be had ({self._events.problem}): new processes are looked for "
-                "in /proc, and those that live for a few hundredths of a second only may be missed."
-            )
+        self._wanted = wanted if wanted else None
+        self._next_search_ns = 0
+        if self._wanted:
+            self._events.hear_of_strangers()
 
     def begin(self, roots: Iterable[int]) -> None:
         """Follow what these processes start from now on."""
         self._events.add(roots)
 
     def adopt(self, roots: Iterable[int]) -> None:
-        """Profile what they have started before."""
+        """Profile what they have started before, also since `begin`. From now on nothing is missed."""
+        if self._events.polls:
+            self._notices.append(
+                f"The kernel's process events are not to be had ({self._events.problem}): new processes are looked for "
+                "in /proc, and those that live for a few hundredths of a second only may be missed."
+            )
         known = set(roots)
         for pid in descendants(known):
             if pid in self._born:
                 continue
-            parent = _parent(pid)
+            parent = parent_of(pid)
             if parent is not None:
                 self._events.add([pid])
                 self._names[pid] = _name(pid)
-                self._session.begin_process(pid, parent, executed=True)
+                self._session.begin_process(pid, parent, executed=False)
 
     @property
     def waits(self) -> bool:
@@ -103,6 +121,8 @@ class Following:
         """Do what there is to do."""
         for event in self._events.take():
             self._take(event)
+        if self._wanted:
+            self._search(self._wanted)
         now = monotonic_ns()
         for born in [born for born in self._born.values() if born.due_ns <= now]:
             if self._born.pop(born.pid, None) is not None:
@@ -120,7 +140,7 @@ class Following:
         if not self._count and not self._unseen:
             return
         were = "was" if self._count == 1 else "were"
-        said = [f"{fmt.plural_exact(self._count, 'child', 'children')} came and {were} profiled"]
+        said = [f"{fmt.plural_exact(self._count, 'process', 'processes')} came and {were} profiled"]
         if self._count:
             mean, most = (fmt.duration(ns) for ns in (self._sum_ns // self._count, self._most_ns))
             said.append(f"having run unseen for {mean} on average, {most} at most")
@@ -133,6 +153,22 @@ class Following:
     def close(self) -> None:
         """Follow no more."""
         self._events.close()
+
+    def _search(self, wanted: ProcessSet) -> None:
+        """Find processes of the set that have come: at once if the kernel told of them, otherwise now and then."""
+        now = monotonic_ns()
+        found = [pid for pid in self._events.take_strangers() if wanted.has(pid)]
+        if now >= self._next_search_ns:  # some change their name or their group later, and no message tells
+            self._next_search_ns = now + SEARCH_NS
+            found += wanted.members()
+        for pid in dict.fromkeys(found):
+            if pid in self._born or pid in self._refused or self._session.has_process(pid):
+                continue
+            parent = parent_of(pid)
+            if parent is not None:
+                self._events.add([pid])
+                self._names[pid] = _name(pid)
+                self._born[pid] = _Born(pid, parent, now, self._names[pid], executed=True)
 
     def _take(self, event: ProcessEvent) -> None:
         born = self._born.get(event.pid)
@@ -192,7 +228,8 @@ def _name(pid: int) -> str:
     return ""
 
 
-def _parent(pid: int) -> int | None:
+def parent_of(pid: int) -> int | None:
+    """Who /proc says is the parent of a process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])

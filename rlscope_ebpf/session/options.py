@@ -73,6 +73,8 @@ class CaptureOptions:
     """Everything that `attach` and `run` can be told. `run` fills `pids` in once the command has started."""
 
     pids: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()  # globs: processes of such names that come later are profiled, too
+    cgroups: tuple[str, ...] = ()  # the same of control groups
     output: Path | None = None  # None: a name made of the process's name, pid and the time
     duration_s: float | None = None  # None: until interrupted or the target exits
     tui: bool = True  # False: not even on a terminal
@@ -90,6 +92,8 @@ class CaptureOptions:
         """What the trace header keeps of them: plain values only."""
         return {
             "pids": list(self.pids),
+            "names": list(self.names),
+            "cgroups": list(self.cgroups),
             "duration_s": self.duration_s,
             "libraries": [str(library) for library in self.libraries],
             "markers": [str(marker) for marker in self.markers],

@@ -29,7 +29,8 @@ from rlscope_ebpf.capture.objects import C_LIBRARIES
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
-from rlscope_ebpf.capture.process import TargetProcess, inspect, open_pidfd, vanished
+from rlscope_ebpf.capture.process import TargetProcess, inspect, inspect_forked, open_pidfd, vanished
+from rlscope_ebpf.capture.process_sets import ProcessSet
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 from rlscope_ebpf.model.calibration import Calibration
 from rlscope_ebpf.model.categories import Category
@@ -48,7 +49,7 @@ from rlscope_ebpf.model.tables import (
 from rlscope_ebpf.paths import marker_library
 from rlscope_ebpf.session.background import BackgroundPlan, keep_what_was_found
 from rlscope_ebpf.session.costs import ProbeCosts
-from rlscope_ebpf.session.following import Following
+from rlscope_ebpf.session.following import Following, parent_of
 from rlscope_ebpf.session.governor import FIRST_S, FIRST_TURN_S, Decision, Governor
 from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
@@ -208,9 +209,10 @@ class Profiler:
             raise
 
     def _attach_all(self) -> None:
-        processes = [inspect(pid) for pid in self.options.pids]
+        processes = [inspect(pid) for pid in self._roots()]
         if self.options.follow:  # before anything is looked at, so that no child is missed
-            self._following = Following(self, self.notices)
+            wanted = ProcessSet(self.options.names, self.options.cgroups)
+            self._following = Following(self, self.notices, wanted=wanted)
             self._following.begin(self.options.pids)
         gpu = self._gpu_preparation = GpuPreparation(
             choose_attach_method(self.options.attach_method),
@@ -246,8 +248,16 @@ class Profiler:
         if self._samples:
             self._sample(start_ns, Category)
         if self._following:
-            self._following.adopt(self.options.pids)
+            self._following.adopt(self._targets)
         self.info = self._session_info(start_ns)
+
+    def _roots(self) -> list[int]:
+        """The processes, but for those that another one has forked and that still run its program."""
+        pids = self.options.pids
+        if not self.options.follow or len(pids) == 1:
+            return list(pids)
+        images = {pid: read_image(pid) for pid in pids}
+        return [pid for pid in pids if images[pid] is None or images.get(parent_of(pid) or 0) != images[pid]]
 
     def run(self, stop: threading.Event) -> SessionEnd:
         """Capture until `stop` is set, the duration is over or every target has ended. Then finish the sinks.
@@ -328,15 +338,19 @@ class Profiler:
 
     def begin_process(self, pid: int, parent: int, *, executed: bool) -> int | None:
         """Profile one more process; since when. None if it has ended or cannot be profiled."""
-        if pid in self._targets:
-            return None
+        older = self._targets.get(pid)
+        if older is not None:
+            if not _has_ended(older) or pid in self.options.pids:
+                return None
+            self._reuse(older)
+        origin = self._targets.get(parent)
+        alike = origin is not None and not executed and origin.image == read_image(pid)
         try:
-            process = inspect(pid)
+            process = inspect_forked(pid, origin.process) if origin is not None and alike else inspect(pid)
             target = Target(process, MapsWatcher(pid), open_pidfd(process), parent=parent)
         except ProfilerError:
             return None
-        origin = self._targets.get(parent)
-        alike = origin is not None and not executed and origin.image == target.image
+        alike = alike and origin is not None and origin.image == target.image
         plans: list[Plan] = []
         self._engine.watch_loads(pid)
         try:
@@ -371,6 +385,20 @@ class Profiler:
             self._sampler.look(pid)
         return target.start_ns
 
+    def has_process(self, pid: int) -> bool:
+        """Whether a process is being profiled."""
+        return pid in self._targets and not _has_ended(self._targets[pid])
+
+    def _reuse(self, target: Target) -> None:
+        """The id of a process that has ended is that of another one by now."""
+        target.end_ns = target.end_ns or monotonic_ns()
+        self._matcher.update_process(target.info())
+        self._catch_up(monotonic_ns() - SETTLE_NS)
+        self._forget(target, target.end_ns)
+        self.notices.append(
+            f"Two processes had the id {target.pid}, one after the other: their figures are added together."
+        )
+
     def note_process(self, info: ProcessInfo) -> None:
         """Let the sinks know of a process of which nothing was seen."""
         if info.pid not in self._targets:
@@ -403,13 +431,16 @@ class Profiler:
         for target in self.targets:
             if target.end_ns is None or target.pid in self.options.pids or now_ns - target.end_ns < FORGET_NS:
                 continue
-            del self._targets[target.pid]
-            self._engine.remove_target(target.pid)
-            os.close(target.pidfd)
-            target.pidfd = -1
-            self._ended_cpu_ns += target.cpu_ns
-            self._ended_waited_ns += target.runqueue_ns
-            self._last_end_ns = max(self._last_end_ns, target.end_ns)
+            self._forget(target, target.end_ns)
+
+    def _forget(self, target: Target, end_ns: int) -> None:
+        del self._targets[target.pid]
+        self._engine.remove_target(target.pid)
+        os.close(target.pidfd)
+        target.pidfd = -1
+        self._ended_cpu_ns += target.cpu_ns
+        self._ended_waited_ns += target.runqueue_ns
+        self._last_end_ns = max(self._last_end_ns, end_ns)
 
     # Attaching
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ pytestmark = pytest.mark.system
 
 Attach = Callable[..., tuple[Profiler, Path]]
 StartTarget = Callable[..., Program]
+StartProfiler = Callable[..., Profiler]
 
 LIVED_NS = 100_000_000
 AFTERWARDS_NS = 1_000_000_000
@@ -91,3 +95,39 @@ def test_no_follow_leaves_children_alone(start_target: StartTarget, attach: Atta
     target.finish()
     assert profiler.wait(120) == 0
     assert [each["pid"] for each in report(trace)["processes"]] == [target.pid]
+
+
+def test_processes_of_a_name_are_profiled_as_they_come(
+    start_target: StartTarget, start_profiler: StartProfiler, tmp_path: Path
+) -> None:
+    script = tmp_path / f"worker_{os.getpid()}.py"
+    script.write_text((TARGETS / "family.py").read_text())
+    first = start_target(sys.executable, script, "0")
+    profiler = start_profiler("attach", "--name", script.stem, "-o", tmp_path / "t.rlscope").wait_until_attached()
+    second = start_target(sys.executable, script, "1")  # no child of the first
+    other = start_target(sys.executable, TARGETS / "family.py", "0")
+    for each in (other, second, first):
+        time.sleep(0.5)
+        each.go()
+        each.finish()
+    assert profiler.wait(120) == 0, profiler.stderr
+    found = {each["pid"]: each["ppid"] for each in report(tmp_path / "t.rlscope")["processes"]}
+    assert {first.pid, second.pid} <= found.keys()
+    assert second.pid in found.values()  # its child
+    assert other.pid not in found
+
+
+def test_a_tree_that_is_there_already(start_target: StartTarget, start_profiler: StartProfiler, tmp_path: Path) -> None:
+    target = start_target(sys.executable, TARGETS / "family.py", "16")
+    trace = tmp_path / "t.rlscope"
+    profiler = start_profiler("attach", "--tree", str(target.pid), "-o", trace).wait_until_attached()
+    time.sleep(1)
+    target.go()
+    target.finish()
+    assert profiler.wait(120) == 0, profiler.stderr
+    document = report(trace)
+    children = [each for each in document["processes"] if each["ppid"] == target.pid]
+    assert len(children) == 16
+    assert {each["exit_status"] for each in children} == {-signal.SIGTERM}
+    for child in children:
+        assert sum(row["raw"]["wall_ns"] for row in child["operations"]) > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlscope_ebpf.capture import process_sets
-from rlscope_ebpf.capture.process_sets import find_processes
+from rlscope_ebpf.capture.process_sets import ProcessSet, find_processes
 from rlscope_ebpf.errors import UsageError
 
 SLEEPER = "import sys; print(1, flush=True); sys.stdin.readline()"
@@ -52,6 +52,7 @@ def test_a_tree_without_root_is_an_error() -> None:
 
 def test_control_groups_with_those_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_sets, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(process_sets, "_can_be_profiled", lambda _pid: True)
     (tmp_path / "job" / "inner").mkdir(parents=True)
     (tmp_path / "job" / "cgroup.procs").write_text("7000001\n")
     (tmp_path / "job" / "inner" / "cgroup.procs").write_text("7000002\n0\n")
@@ -62,3 +63,27 @@ def test_control_groups_with_those_in_them(tmp_path: Path, monkeypatch: pytest.M
 
 def test_each_process_once(sleeper: int) -> None:
     assert find_processes((sleeper,), names=[f"sleeper_{os.getpid()}"], trees=[sleeper]) == (sleeper,)
+
+
+def test_who_cannot_be_profiled_is_left_out_of_a_set(sleeper: int) -> None:
+    with subprocess.Popen(["/bin/sleep", "0"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        assert find_processes((), names=["sleep*"], trees=[os.getpid()]).count(zombie.pid) == 0
+
+
+def test_a_set_knows_who_belongs_to_it(sleeper: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_name = ProcessSet([f"sleeper_{os.getpid()}"], ())
+    assert by_name
+    assert by_name.has(sleeper)
+    assert by_name.members() == [sleeper]
+    assert not by_name.has(os.getppid())
+    assert not ProcessSet(["*"], ()).has(os.getpid())  # the profiler itself
+    assert not ProcessSet((), ())
+
+    line = Path(f"/proc/{sleeper}/cgroup").read_text().splitlines()[0].split(":", 2)
+    monkeypatch.setattr(process_sets, "_CGROUPS", tmp_path)
+    own = tmp_path / line[1].removeprefix("name=") / line[2].lstrip("/")
+    assert ProcessSet((), [str(own)]).has(sleeper)
+    assert ProcessSet((), [str(own.parent)]).has(sleeper)
+    assert not ProcessSet((), [str(own / "inner")]).has(sleeper)
+    assert not ProcessSet((), [str(tmp_path / "another")]).has(sleeper)
