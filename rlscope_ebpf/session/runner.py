@@ -46,6 +46,7 @@ from rlscope_ebpf.model.tables import (
     ProcessInfo,
 )
 from rlscope_ebpf.paths import marker_library
+from rlscope_ebpf.session.accounting import AccountingCheck
 from rlscope_ebpf.session.background import BackgroundPlan, keep_what_was_found
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following
@@ -85,6 +86,9 @@ LINGER_NS = 1_000_000_000
 
 FORGET_NS = 1_000_000_000
 """A followed process that has ended is remembered for so long: what it sent may still be in the ring."""
+
+ACCOUNTING_NS = 1_000_000_000
+"""After so long the kernel's accounts are read for the first time: not while an attach wants all the time there is."""
 
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
@@ -146,6 +150,7 @@ class Profiler:
         self._rules = RuleWatch(options)
         self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
+        self._accounting = AccountingCheck()
         self._governor_state: Spent | None = None
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
@@ -276,6 +281,8 @@ class Profiler:
                 if self._have_all_ended():
                     reason = "exited"
                     break
+            if now - self.info.start_ns >= ACCOUNTING_NS:
+                self._accounting.begin(self._targets, now)
             self._turn(now - SETTLE_NS)
             first = now - self.info.start_ns < FIRST_S * 1e9
             if now >= next_governor:
@@ -312,6 +319,7 @@ class Profiler:
         self._end_guards()
         if self._gpu:
             self._gpu.close()
+        self._accounting.close()
         if self._gpu_preparation:
             self._gpu_preparation.close()
         if self._following:
@@ -759,7 +767,10 @@ class Profiler:
         else:
             self._sampler.define(batch.definitions)
         batch.losses = self._losses(batch.losses, counters)
+        self._accounting.add(batch)
         batch.counters = self._work(counters)
+        if last:
+            batch.counters = self._accounting.compare(batch.counters)
         if self._gpu:
             self._gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
         if "intervals" in batch.tables:
@@ -996,6 +1007,7 @@ class Profiler:
         # its sinks are finished, before the first of them does.
         self._end_guards()
         end_ns, self._final = self._at_one_moment()
+        self._accounting.read_end()
         if self._following:
             self._following.finish()
         self._look_at_rules(complain=True)
