@@ -40,7 +40,7 @@ ACTIVITY_LABELS: dict[str, str] = {
     "io": "I/O",
     "disk": "file",
     "sleep": "sleep",
-    "gpu": "GPU",
+    "gpu": "CUDA call",
     "other": "other wait",
 }
 """What a thread can be doing (`rlscope_ebpf.model.figures.ACTIVITIES`); from the third on, what it is blocked for."""

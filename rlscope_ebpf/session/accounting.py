@@ -59,6 +59,7 @@ class AccountingCheck:
         if self._begun_ns or self._accounts is None:
             return
         self._begun_ns = now_ns
+        self._sums_ns[:] = 0
         self._before = self._read(tid for pid in pids for tid in _threads_of(pid))
         for number, tid in self._threads.items():
             self._start(number, tid)
@@ -68,6 +69,8 @@ class AccountingCheck:
         for definition in batch.definitions:
             if isinstance(definition, ThreadInfo):
                 self._threads[definition.id] = definition.tid
+                if definition.tid in self._of_tid:  # another thread has that number now
+                    self._before.pop(definition.tid, None)
                 self._of_tid[definition.tid] = definition.id
                 count = definition.id + 1
                 self._since_ns, self._first_ns = grown(self._since_ns, count), grown(self._first_ns, count)

@@ -142,7 +142,7 @@ _ACTIVITY_TITLES = {
     "io": "I/O",
     "disk": "FILE",
     "sleep": "SLEEP",
-    "gpu": "GPU",
+    "gpu": "CUDA",
     "other": "OTHER",
 }
 
