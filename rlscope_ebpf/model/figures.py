@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlscope_ebpf.model.categories import Category, ThreadState, Wait
+from rlscope_ebpf.model.categories import Category, Wait
 from rlscope_ebpf.model.durations import NO_DURATIONS, Durations
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
 
-NO_WAITS = (0,) * (len(Category) * len(Wait))
-
 ACTIVITIES = ("running", "runnable", "lock", "io", "disk", "sleep", "gpu", "other")
-"""What a thread can be doing: running, waiting for a CPU, or blocked, by what it waits for."""
+"""What a thread can be doing: run, wait for a CPU, or be blocked, by what it waits for; the last is all the rest."""
+
+KNOWN_WAITS = tuple(Wait[name.upper()] for name in ACTIVITIES[2:-1])
+"""`Wait` of those in between."""
 
 
 NO_ACTIVITY = (0,) * (len(Category) * len(ACTIVITIES))
@@ -48,24 +49,12 @@ class OperationTotal:
     gpu_only_ns: int = 0  # the same of the time in which its threads slept
     queued: Durations = NO_DURATIONS  # from launch to start, of its GPU activity
     sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
-    waits_ns: tuple[int, ...] = NO_WAITS  # blocked for a known reason, by category: [Category * len(Wait) + Wait]
-
-    @property
-    def activity_ns(self) -> tuple[int, ...]:
-        """All of its time by category and activity: [Category * len(ACTIVITIES) + number in ACTIVITIES]."""
-        return tuple(ns for category in Category for ns in self._activities(category))
+    activity_ns: tuple[int, ...] = NO_ACTIVITY  # by category and activity: [Category * len(ACTIVITIES) + its number]
 
     @property
     def activities_ns(self) -> dict[str, int]:
         """All of its time by `ACTIVITIES`."""
         return by_activity(self.activity_ns)
-
-    def _activities(self, category: int) -> tuple[int, ...]:
-        states = self.time_ns[category * len(ThreadState) : (category + 1) * len(ThreadState)]
-        waits = self.waits_ns[category * len(Wait) : (category + 1) * len(Wait)]
-        known = tuple(waits[Wait[name.upper()]] for name in ACTIVITIES[2:-1])
-        return (states[ThreadState.RUNNING], states[ThreadState.RUNNABLE], *known,
-                states[ThreadState.BLOCKED] - sum(known))  # fmt: skip
 
     @property
     def bounds_ns(self) -> tuple[tuple[int, int], ...]:
@@ -211,7 +200,7 @@ def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
         cpu_gpu_ns=left.cpu_gpu_ns + right.cpu_gpu_ns,
         gpu_only_ns=left.gpu_only_ns + right.gpu_only_ns,
         sampled=left.sampled + right.sampled,
-        waits_ns=_add(left.waits_ns, right.waits_ns),
+        activity_ns=_add(left.activity_ns, right.activity_ns),
         queued=max(left.queued, right.queued, key=lambda queued: queued.count),
     )
 

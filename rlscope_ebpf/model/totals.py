@@ -23,6 +23,8 @@ from rlscope_ebpf.model.categories import (
 )
 from rlscope_ebpf.model.durations import NO_DURATIONS, DurationSum, DurationTotals
 from rlscope_ebpf.model.figures import (
+    KNOWN_WAITS,
+    NO_ACTIVITY,
     CallTotal,
     CopyTotal,
     DeviceTotal,
@@ -230,7 +232,14 @@ class Totals:
         times = cells.reshape(size, _CELLS).tolist()
         categories, states = cells.sum(2).tolist(), cells.sum(1).tolist()
         hits, closed = self._hits[:size].tolist(), self._closed[:size].tolist()
-        overhead, waits = overhead_ns.tolist(), self._waits_ns[:size].tolist()
+        overhead = overhead_ns.tolist()
+        waits = self._waits_ns[:size].reshape(size, _CATEGORIES, len(Wait))[:, :, list(KNOWN_WAITS)]
+        rest = cells[:, :, ThreadState.BLOCKED :] - waits.sum(2, keepdims=True)
+        doing = (
+            np.concatenate((cells[:, :, : ThreadState.BLOCKED], waits, rest), 2)
+            .reshape(size, len(NO_ACTIVITY))
+            .tolist()
+        )
         transitions: list[dict[str, int]] = [{} for _ in range(size)]
         sums = self._gpu.sums()
         gpu_ns, cpu_gpu_ns, gpu_only_ns, activities = (
@@ -265,7 +274,7 @@ class Totals:
                     gpu_only_ns=gpu_only_ns[row],
                     queued=queued.get(row, NO_DURATIONS),
                     sampled=sampled[row],
-                    waits_ns=tuple(waits[row]),
+                    activity_ns=tuple(doing[row]),
                 )
             )
         return merged(result)

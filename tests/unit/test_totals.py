@@ -201,8 +201,10 @@ def check(counted: Totals, truth: Truth, *, phases: bool) -> None:
         assert key not in hits
         for cell, ns in enumerate(row.time_ns):
             time[(*key, *divmod(cell, len(ThreadState)))] = ns
-        for cell, ns in enumerate(row.waits_ns):
-            waits[(*key, *divmod(cell, len(Wait)))] = ns
+        for category in Category:
+            for name, ns in by_activity(row.activity_ns, category).items():
+                if name not in ("running", "runnable", "other"):
+                    waits[(*key, category, Wait[name.upper()])] = ns
         parts = row.activities_ns
         assert [parts["running"], parts["runnable"], sum(parts.values()) - sum(row.state_ns[:2])] == list(row.state_ns)
         assert min(parts.values()) >= 0
