@@ -599,8 +599,9 @@ class Profiler:
             idle = sleeps(target.pid, target.pid) or not target.process.is_python
             texts, events = process_records(said, target.pid, time_ns, Category.OTHER if idle else Category.PYTHON)
             self._matcher.add_texts(texts)
-            # Now, so that the operations seeded below begin in this phase.
-            self._early.append(self._matcher.process(events, time_ns))
+            # Now, so that the operations seeded below begin in this phase; but what others did up to now has not been
+            # read, so none of their time is handed out.
+            self._early.append(self._matcher.process(events, 0))
         stacks = {stack.tid: stack for stack in read_thread_stacks(target.pid, objects)}
         for stack in stacks.values():
             self._engine.add_marker_record(target.pid, stack.tid, stack.record_address)
