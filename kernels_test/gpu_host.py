@@ -8,6 +8,7 @@ on the simulated CUDA; what needs PyTorch or cupti-python is then left out.
 
 * sums: kernels of the same loop by the helper, torch.profiler and cupti-python; kernels that spin a set time
 * slowdown: a launch-bound loop under `run` and `attach`, in pairs with the plain one; torch.profiler, cupti-python
+* ppo: the same of PPO, if Stable-Baselines3 is there
 * rounds: 20 attaches to a running loop, and its health
 """
 
@@ -241,7 +242,8 @@ def helper_state(pid: int) -> dict[str, Any]:
         if mapped.name.startswith(HELPER_PREFIX):
             status = read_status(pid, mapped)
             if status is not None:
-                return {"state": status.state.name, "error": status.error, "call": status.failed_call}
+                facts = {"error": status.error, "call": status.failed_call, "finalized": status.finalized}
+                return {"state": status.state.name, **facts}
     return {"state": "ABSENT"}
 
 
@@ -403,8 +405,60 @@ def sums(host: Host) -> None:
             host.results.add("sums", f"helper against {kind}", **{key: ours[key] / theirs[key] - 1 for key in shared})
 
 
-SLOW_LOOP = 1500
+SLOW_LOOP = 800
 FOR_ROUNDS_S = 85
+ATTACHES = {
+    "attach": [],
+    "attach, no limit": ["--max-overhead", "0"],
+    "attach, no GPU": ["--gpu", "off"],
+    "attach, no GPU, no limit": ["--gpu", "off", "--max-overhead", "0"],
+    "attach, samples": ["--mode", "sample"],
+}
+
+
+def attach_pair(host: Host, process: Process, part: str, what: str, line: str, options: list[str], count: int = 4) -> None:
+    """A process before, while and after a profiler is attached to it; that leaves while it works."""
+    gpu = "off" not in options
+    before = [process.do(line)["seconds"] for _ in range(count)]
+    seen = prepare_attach(host, process) if gpu else ""
+    trace = host.traces / "attach.rlscope"
+    with host.attached(process, trace, *options):
+        if gpu:
+            wait_until_heard(process.pid, 30)
+            time.sleep(2)
+        else:
+            time.sleep(4)
+        during = [process.do(line)["seconds"] for _ in range(count)]
+        process.say("steady")
+        process.expect("STEADY", 10)
+    if gpu:
+        wait_for_state(process.pid, "DORMANT", 15)
+    process.say(line)
+    process.answer()
+    process.answer()
+    after = [process.do(line)["seconds"] for _ in range(count)]
+    middle = statistics.median
+    host.results.add(
+        part,
+        what,
+        way=seen,
+        ratio=middle(during) / middle(before),
+        after_ratio=middle(after) / middle(before),
+        finalized=helper_state(process.pid).get("finalized", 0),
+        plain_s=before,
+        attach_s=during,
+        after_s=after,
+    )
+    host.results.add(part, f"{what}: trace", **read_trace(trace, {})[""])
+
+
+def ppo(host: Host) -> None:
+    """PPO of Stable-Baselines3 on CartPole, on the GPU."""
+    with host.loop() as process:
+        process.do("ppo 512")
+        for what in ("attach", "attach, samples", "attach"):
+            attempt(host, "ppo", what, lambda w=what: attach_pair(host, process, "ppo", w, "ppo 1024", ATTACHES[w], 3))
+        process.end()
 
 
 def slowdown(host: Host) -> None:
@@ -427,30 +481,13 @@ def slowdown(host: Host) -> None:
         host.results.add("slowdown", "run", ratio=ran[-1] / plain[-1], plain_s=alone, run_s=under)
         host.results.add("slowdown", "run trace", **read_trace(trace, {})[""])
 
-    def attach_pair() -> None:
+    def attach_pairs() -> None:
         with host.loop() as process:
-            before = [process.do(line)["seconds"] for _ in range(3)]
-            seen = prepare_attach(host, process)
-            trace = host.traces / "attach.rlscope"
-            with host.attached(process, trace):
-                wait_until_heard(process.pid, 30)
-                time.sleep(2)
-                during = [process.do(line)["seconds"] for _ in range(3)]
-            wait_for_state(process.pid, "DORMANT", 15)
-            after = [process.do(line)["seconds"] for _ in range(3)]
+            process.do(line)
+            for what, options in ATTACHES.items():
+                step = lambda what=what, options=options: attach_pair(host, process, "slowdown", what, line, options)
+                attempt(host, "slowdown", what, step)
             process.end()
-        middle = statistics.median
-        host.results.add(
-            "slowdown",
-            "attach",
-            way=seen,
-            ratio=middle(during) / middle(before),
-            after_ratio=middle(after) / middle(before),
-            plain_s=before,
-            attach_s=during,
-            after_s=after,
-        )
-        host.results.add("slowdown", "attach trace", **read_trace(trace, {})[""])
 
     def in_process(**commands: str) -> Callable[[], None]:
         def measure() -> None:
@@ -467,7 +504,7 @@ def slowdown(host: Host) -> None:
         return measure
 
     attempt(host, "slowdown", "run", process_pair)
-    attempt(host, "slowdown", "attach", attach_pair)
+    attempt(host, "slowdown", "attach", attach_pairs)
     if not host.simulated:
         both = in_process(torch_profiler_CUDA="profile cuda", torch_profiler_CPU_and_CUDA="profile both")
         attempt(host, "slowdown", "torch.profiler", both)
@@ -553,7 +590,7 @@ def rounds(host: Host) -> None:
         host.results.add("rounds", "end", status=process.end())
 
 
-PARTS: dict[str, Callable[[Host], None]] = {"sums": sums, "slowdown": slowdown, "rounds": rounds}
+PARTS: dict[str, Callable[[Host], None]] = {"sums": sums, "slowdown": slowdown, "ppo": ppo, "rounds": rounds}
 
 
 def attempt(host: Host, part: str, what: str, step: Callable[[], None]) -> None:
@@ -593,7 +630,7 @@ def main() -> int:
     host = Host(options, folder)
     attempt(host, "about", "host", lambda: about(host))
     attempt(host, "about", "kernels that spin", host.compile_spin)
-    for name in options.only or PARTS:
+    for name in options.only or (name for name in PARTS if name != "ppo" or importlib.util.find_spec("stable_baselines3")):
         attempt(host, name, "all", lambda name=name: PARTS[name](host))
     shutil.rmtree(host.traces, ignore_errors=True)
     print(f"results: {folder / 'results.jsonl'}", file=sys.stderr)
