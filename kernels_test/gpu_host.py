@@ -1,10 +1,14 @@
 """What must hold on a real GPU, measured in one go of a few minutes; it needs root, Linux with BPF, BCC and PyTorch.
 
-    python kernels_test/gpu_host.py [--out FOLDER] [--seconds N] [--only PART …] [--simulated]
+    python kernels_test/gpu_host.py [--out FOLDER] [--seconds N] [--only PART …] [--processors 2,4,6,8] [--simulated]
 
 Each result is one line of JSON, printed and kept in FOLDER/results.jsonl (FOLDER: $OUT, or a temporary one). Parts
 stand alone: each has its own time, and what fails in one is a line with `error`. `--simulated` tries the script itself
 on the simulated CUDA; what needs PyTorch or cupti-python is then left out.
+
+`--processors`: the targets run on these alone, and something of the lowest priority keeps them from ever being idle. A
+virtual processor that idles takes 0.05 ms and more to wake up, and in a launch-bound loop, which waits for a thread of
+PyTorch's in every iteration, that hides what is to be measured.
 
 * sums: kernels of the same loop by the helper, torch.profiler and cupti-python; kernels that spin a set time
 * slowdown: a launch-bound loop under `run` and `attach`, in pairs with the plain one; torch.profiler, cupti-python
@@ -30,6 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +168,7 @@ class Host:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.folder = folder
         self.simulated: bool = options.simulated
+        self.processors: set[int] = set(map(int, filter(None, options.processors.split(","))))
         self.results = Results(folder)
         self.deadline = time.monotonic() + options.seconds
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -208,7 +214,10 @@ class Host:
             words = [*PROFILER, "run", "--no-tui", "--force", "-o", str(trace), *self.options, *options, "--", *words]
         process = Process(words, self.environment, self.folder / "stderr.txt")
         try:
-            yield process.ready()
+            process.ready()
+            for task in os.listdir(f"/proc/{process.pid}/task") if self.processors else []:
+                os.sched_setaffinity(int(task), self.processors)
+            yield process
         finally:
             process.close()
 
@@ -416,7 +425,9 @@ ATTACHES = {
 }
 
 
-def attach_pair(host: Host, process: Process, part: str, what: str, line: str, options: list[str], count: int = 4) -> None:
+def attach_pair(
+    host: Host, process: Process, part: str, what: str, line: str, options: list[str], count: int = 4
+) -> None:
     """A process before, while and after a profiler is attached to it; that leaves while it works."""
     gpu = "off" not in options
     before = [process.do(line)["seconds"] for _ in range(count)]
@@ -457,7 +468,7 @@ def ppo(host: Host) -> None:
     with host.loop() as process:
         process.do("ppo 512")
         for what in ("attach", "attach, samples", "attach"):
-            attempt(host, "ppo", what, lambda w=what: attach_pair(host, process, "ppo", w, "ppo 1024", ATTACHES[w], 3))
+            attempt(host, "ppo", what, partial(attach_pair, host, process, "ppo", what, "ppo 1024", ATTACHES[what], 3))
         process.end()
 
 
@@ -485,8 +496,7 @@ def slowdown(host: Host) -> None:
         with host.loop() as process:
             process.do(line)
             for what, options in ATTACHES.items():
-                step = lambda what=what, options=options: attach_pair(host, process, "slowdown", what, line, options)
-                attempt(host, "slowdown", what, step)
+                attempt(host, "slowdown", what, partial(attach_pair, host, process, "slowdown", what, line, options))
             process.end()
 
     def in_process(**commands: str) -> Callable[[], None]:
@@ -618,20 +628,46 @@ def about(host: Host) -> None:
     host.results.add("about", "host", doctor=done.returncode, **facts)
 
 
+@contextmanager
+def never_idle(processors: set[int]) -> Iterator[None]:
+    """Keeps these busy with what gives way to anything else."""
+    spinning: list[int] = []
+    for processor in processors:
+        pid = os.fork()
+        if not pid:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(0, {processor})
+            parent = os.getppid()
+            while os.getppid() == parent:
+                sum(range(100_000))
+            os._exit(0)
+        spinning.append(pid)
+    try:
+        yield
+    finally:
+        for pid in spinning:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for results; default $OUT")
     parser.add_argument("--seconds", type=float, default=235, help="for all of it")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; repeatable")
     parser.add_argument("--simulated", action="store_true", help="on the simulated CUDA")
+    parser.add_argument("--processors", default="", help="the targets run on these alone, and they never idle")
     options = parser.parse_args()
     folder = options.out or Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="rlscope-results-"))
     folder.mkdir(parents=True, exist_ok=True)
     host = Host(options, folder)
-    attempt(host, "about", "host", lambda: about(host))
-    attempt(host, "about", "kernels that spin", host.compile_spin)
-    for name in options.only or (name for name in PARTS if name != "ppo" or importlib.util.find_spec("stable_baselines3")):
-        attempt(host, name, "all", lambda name=name: PARTS[name](host))
+    with never_idle(host.processors):
+        attempt(host, "about", "host", lambda: about(host))
+        attempt(host, "about", "kernels that spin", host.compile_spin)
+        for name in options.only or (
+            name for name in PARTS if name != "ppo" or importlib.util.find_spec("stable_baselines3")
+        ):
+            attempt(host, name, "all", lambda name=name: PARTS[name](host))
     shutil.rmtree(host.traces, ignore_errors=True)
     print(f"results: {folder / 'results.jsonl'}", file=sys.stderr)
     return 0
