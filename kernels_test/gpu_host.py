@@ -215,8 +215,7 @@ class Host:
         process = Process(words, self.environment, self.folder / "stderr.txt")
         try:
             process.ready()
-            for task in os.listdir(f"/proc/{process.pid}/task") if self.processors else []:
-                os.sched_setaffinity(int(task), self.processors)
+            pin(process.pid, self.processors)
             yield process
         finally:
             process.close()
@@ -626,6 +625,12 @@ def about(host: Host) -> None:
         facts["gpu"] = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
     facts |= {name: importlib.util.find_spec(name) is not None for name in ("frida", "cupti", "pynvml")}
     host.results.add("about", "host", doctor=done.returncode, **facts)
+
+
+def pin(pid: int, processors: set[int]) -> None:
+    """All threads of a process to these, if there are any."""
+    for task in os.listdir(f"/proc/{pid}/task") if processors else []:
+        os.sched_setaffinity(int(task), processors)
 
 
 @contextmanager
