@@ -1,13 +1,18 @@
 """What must hold on a real GPU, measured in one go of a few minutes; it needs root, Linux with BPF, BCC and PyTorch.
 
-    python kernels_test/gpu_host.py [--out FOLDER] [--seconds N] [--only PART …] [--simulated]
+    python kernels_test/gpu_host.py [--out FOLDER] [--seconds N] [--only PART …] [--processors 2,4,6,8] [--simulated]
 
 Each result is one line of JSON, printed and kept in FOLDER/results.jsonl (FOLDER: $OUT, or a temporary one). Parts
 stand alone: each has its own time, and what fails in one is a line with `error`. `--simulated` tries the script itself
 on the simulated CUDA; what needs PyTorch or cupti-python is then left out.
 
+`--processors`: the targets run on these alone, and something of the lowest priority keeps them from ever being idle. A
+virtual processor that idles takes 0.05 ms and more to wake up, and in a launch-bound loop, which waits for a thread of
+PyTorch's in every iteration, that hides what is to be measured.
+
 * sums: kernels of the same loop by the helper, torch.profiler and cupti-python; kernels that spin a set time
 * slowdown: a launch-bound loop under `run` and `attach`, in pairs with the plain one; torch.profiler, cupti-python
+* ppo: the same of PPO, if Stable-Baselines3 is there
 * rounds: 20 attaches to a running loop, and its health
 """
 
@@ -29,6 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +168,7 @@ class Host:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.folder = folder
         self.simulated: bool = options.simulated
+        self.processors: set[int] = set(map(int, filter(None, options.processors.split(","))))
         self.results = Results(folder)
         self.deadline = time.monotonic() + options.seconds
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -207,7 +214,9 @@ class Host:
             words = [*PROFILER, "run", "--no-tui", "--force", "-o", str(trace), *self.options, *options, "--", *words]
         process = Process(words, self.environment, self.folder / "stderr.txt")
         try:
-            yield process.ready()
+            process.ready()
+            pin(process.pid, self.processors)
+            yield process
         finally:
             process.close()
 
@@ -241,7 +250,8 @@ def helper_state(pid: int) -> dict[str, Any]:
         if mapped.name.startswith(HELPER_PREFIX):
             status = read_status(pid, mapped)
             if status is not None:
-                return {"state": status.state.name, "error": status.error, "call": status.failed_call}
+                facts = {"error": status.error, "call": status.failed_call, "finalized": status.finalized}
+                return {"state": status.state.name, **facts}
     return {"state": "ABSENT"}
 
 
@@ -403,8 +413,62 @@ def sums(host: Host) -> None:
             host.results.add("sums", f"helper against {kind}", **{key: ours[key] / theirs[key] - 1 for key in shared})
 
 
-SLOW_LOOP = 1500
+SLOW_LOOP = 800
 FOR_ROUNDS_S = 85
+ATTACHES = {
+    "attach": [],
+    "attach, no limit": ["--max-overhead", "0"],
+    "attach, no GPU": ["--gpu", "off"],
+    "attach, no GPU, no limit": ["--gpu", "off", "--max-overhead", "0"],
+    "attach, samples": ["--mode", "sample"],
+}
+
+
+def attach_pair(
+    host: Host, process: Process, part: str, what: str, line: str, options: list[str], count: int = 4
+) -> None:
+    """A process before, while and after a profiler is attached to it; that leaves while it works."""
+    gpu = "off" not in options
+    before = [process.do(line)["seconds"] for _ in range(count)]
+    seen = prepare_attach(host, process) if gpu else ""
+    trace = host.traces / "attach.rlscope"
+    with host.attached(process, trace, *options):
+        if gpu:
+            wait_until_heard(process.pid, 30)
+            time.sleep(2)
+        else:
+            time.sleep(4)
+        during = [process.do(line)["seconds"] for _ in range(count)]
+        process.say("steady")
+        process.expect("STEADY", 10)
+    if gpu:
+        wait_for_state(process.pid, "DORMANT", 15)
+    process.say(line)
+    process.answer()
+    process.answer()
+    after = [process.do(line)["seconds"] for _ in range(count)]
+    middle = statistics.median
+    host.results.add(
+        part,
+        what,
+        way=seen,
+        ratio=middle(during) / middle(before),
+        after_ratio=middle(after) / middle(before),
+        finalized=helper_state(process.pid).get("finalized", 0),
+        plain_s=before,
+        attach_s=during,
+        after_s=after,
+    )
+    host.results.add(part, f"{what}: trace", **read_trace(trace, {})[""])
+
+
+def ppo(host: Host) -> None:
+    """PPO of Stable-Baselines3 on CartPole, on the GPU."""
+    with host.loop() as process:
+        process.do("ppo 512")
+        for what in ("attach", "attach, samples", "attach"):
+            attempt(host, "ppo", what, partial(attach_pair, host, process, "ppo", what, "ppo 1024", ATTACHES[what], 3))
+        process.end()
 
 
 def slowdown(host: Host) -> None:
@@ -427,30 +491,12 @@ def slowdown(host: Host) -> None:
         host.results.add("slowdown", "run", ratio=ran[-1] / plain[-1], plain_s=alone, run_s=under)
         host.results.add("slowdown", "run trace", **read_trace(trace, {})[""])
 
-    def attach_pair() -> None:
+    def attach_pairs() -> None:
         with host.loop() as process:
-            before = [process.do(line)["seconds"] for _ in range(3)]
-            seen = prepare_attach(host, process)
-            trace = host.traces / "attach.rlscope"
-            with host.attached(process, trace):
-                wait_until_heard(process.pid, 30)
-                time.sleep(2)
-                during = [process.do(line)["seconds"] for _ in range(3)]
-            wait_for_state(process.pid, "DORMANT", 15)
-            after = [process.do(line)["seconds"] for _ in range(3)]
+            process.do(line)
+            for what, options in ATTACHES.items():
+                attempt(host, "slowdown", what, partial(attach_pair, host, process, "slowdown", what, line, options))
             process.end()
-        middle = statistics.median
-        host.results.add(
-            "slowdown",
-            "attach",
-            way=seen,
-            ratio=middle(during) / middle(before),
-            after_ratio=middle(after) / middle(before),
-            plain_s=before,
-            attach_s=during,
-            after_s=after,
-        )
-        host.results.add("slowdown", "attach trace", **read_trace(trace, {})[""])
 
     def in_process(**commands: str) -> Callable[[], None]:
         def measure() -> None:
@@ -467,7 +513,7 @@ def slowdown(host: Host) -> None:
         return measure
 
     attempt(host, "slowdown", "run", process_pair)
-    attempt(host, "slowdown", "attach", attach_pair)
+    attempt(host, "slowdown", "attach", attach_pairs)
     if not host.simulated:
         both = in_process(torch_profiler_CUDA="profile cuda", torch_profiler_CPU_and_CUDA="profile both")
         attempt(host, "slowdown", "torch.profiler", both)
@@ -553,7 +599,7 @@ def rounds(host: Host) -> None:
         host.results.add("rounds", "end", status=process.end())
 
 
-PARTS: dict[str, Callable[[Host], None]] = {"sums": sums, "slowdown": slowdown, "rounds": rounds}
+PARTS: dict[str, Callable[[Host], None]] = {"sums": sums, "slowdown": slowdown, "ppo": ppo, "rounds": rounds}
 
 
 def attempt(host: Host, part: str, what: str, step: Callable[[], None]) -> None:
@@ -581,20 +627,52 @@ def about(host: Host) -> None:
     host.results.add("about", "host", doctor=done.returncode, **facts)
 
 
+def pin(pid: int, processors: set[int]) -> None:
+    """All threads of a process to these, if there are any."""
+    for task in os.listdir(f"/proc/{pid}/task") if processors else []:
+        os.sched_setaffinity(int(task), processors)
+
+
+@contextmanager
+def never_idle(processors: set[int]) -> Iterator[None]:
+    """Keeps these busy with what gives way to anything else."""
+    spinning: list[int] = []
+    for processor in processors:
+        pid = os.fork()
+        if not pid:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(0, {processor})
+            parent = os.getppid()
+            while os.getppid() == parent:
+                sum(range(100_000))
+            os._exit(0)
+        spinning.append(pid)
+    try:
+        yield
+    finally:
+        for pid in spinning:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for results; default $OUT")
     parser.add_argument("--seconds", type=float, default=235, help="for all of it")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; repeatable")
     parser.add_argument("--simulated", action="store_true", help="on the simulated CUDA")
+    parser.add_argument("--processors", default="", help="the targets run on these alone, and they never idle")
     options = parser.parse_args()
     folder = options.out or Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="rlscope-results-"))
     folder.mkdir(parents=True, exist_ok=True)
     host = Host(options, folder)
-    attempt(host, "about", "host", lambda: about(host))
-    attempt(host, "about", "kernels that spin", host.compile_spin)
-    for name in options.only or PARTS:
-        attempt(host, name, "all", lambda name=name: PARTS[name](host))
+    with never_idle(host.processors):
+        attempt(host, "about", "host", lambda: about(host))
+        attempt(host, "about", "kernels that spin", host.compile_spin)
+        for name in options.only or (
+            name for name in PARTS if name != "ppo" or importlib.util.find_spec("stable_baselines3")
+        ):
+            attempt(host, name, "all", lambda name=name: PARTS[name](host))
     shutil.rmtree(host.traces, ignore_errors=True)
     print(f"results: {folder / 'results.jsonl'}", file=sys.stderr)
     return 0

@@ -5,7 +5,8 @@
 It prints `READY pid`, and for each line on stdin `DONE json`:
 
     loop N             N iterations of a launch-bound training loop
-    steady             the same until the next line, which ends it; a line `RATE json` every second
+    steady             the same until the next line, which ends it; a line `STEADY` first, and `RATE json` every second
+    ppo N              N steps of Stable-Baselines3's PPO on CartPole, on the GPU
     spin N NS          N kernels one after the other that each run for NS nanoseconds
     profile WHAT LINE  LINE under torch.profiler; WHAT: cuda, or both (CPU and CUDA)
     cupti LINE         LINE with records taken by cupti-python
@@ -116,6 +117,7 @@ class Commands:
     def __init__(self, work: Any, lines: queue.Queue[str | None]) -> None:
         self._work = work
         self._lines = lines
+        self._model: Any = None
 
     def do(self, line: str) -> dict[str, Any]:
         word, *rest = line.split()
@@ -132,6 +134,14 @@ class Commands:
                 if number % SYNCHRONISE_EVERY == 0:
                     self._work.synchronize()
 
+    def _ppo(self, steps: str) -> dict[str, Any]:
+        if self._model is None:
+            from stable_baselines3 import PPO
+
+            self._model = PPO("MlpPolicy", "CartPole-v1", n_steps=512, device="cuda", seed=0)
+        model = self._model
+        return self._timed(lambda: model.learn(int(steps), reset_num_timesteps=False), steps=int(steps))
+
     def _spin(self, count: str, ns: str) -> dict[str, Any]:
         def spin() -> None:
             with rls.operation("spin"):
@@ -147,6 +157,7 @@ class Commands:
         return {"start_ns": start, "end_ns": end, "seconds": (end - start) / 1e9, **more}
 
     def _steady(self) -> dict[str, Any]:
+        print("STEADY", flush=True)
         begin = last = time.monotonic()
         total = count = 0
         worst = longest = 0.0

@@ -28,10 +28,17 @@ enum rls_event_kind {
     RLS_EV_PROGRESS = 8,     /* arg: step; a second record RLS_EV_PROGRESS_TOTAL follows when total != 0 */
     RLS_EV_PROGRESS_TOTAL = 9,
     RLS_EV_METADATA = 10,    /* arg: hash of the key; site: low 32 bits of the hash of "key\0value" */
-    RLS_EV_OFF_CPU = 11,     /* arg: the previous task state (0: preempted, still runnable) */
+    RLS_EV_OFF_CPU = 11,     /* arg: RLS_OFF_*: the task's state, and what it called the kernel for */
     RLS_EV_ON_CPU = 12,
     RLS_EV_THREAD_EXIT = 13,
+    RLS_EV_WAKEUP = 14,      /* a thread that slept waits for a CPU from now on */
 };
+
+/* rls_event.arg of OFF_CPU */
+#define RLS_OFF_STATE 0xffULL         /* 0: preempted, still runnable; else bits of the task's state: 1 S, 2 D, … */
+#define RLS_OFF_CALL_SHIFT 16         /* 16 bits: number of the system call it is in, and 1; 0: in none, or not known */
+#define RLS_OFF_ARG0_ZERO (1ULL << 32) /* the system call's first argument is 0 */
+#define RLS_OFF_ARG1_ZERO (1ULL << 33) /* its second one is */
 
 /* rls_event.flags */
 #define RLS_F_HEALED 0x01   /* RETURN: the return was never seen; the frame was found dead by its stack pointer.

@@ -70,9 +70,22 @@ void launches_callback(uint32_t function, const struct cu_callback_data *data);
 void launches_drain(void);
 /* Throws that away. */
 void launches_discard(void);
-/* How many threads have launched since launches_enable. */
-uint32_t launches_threads(void);
+/* Whether a graph was launched since launches_enable. */
+int launches_of_graphs(void);
 void launches_after_fork(void);
+
+/* For a moment in which no other thread does anything: from now on every call of the driver and of the runtime is told
+ * to launches_observed, which is true at the end of an outermost one. */
+void launches_observe(void);
+int launches_observed(const struct cu_callback_data *data);
+/* What the other threads do that launched, or called anything since launches_observe; `calls`: how many they made. */
+enum launches_others {
+    OTHERS_NONE,        /* there are none */
+    OTHERS_SLEEP,       /* they wait in the kernel, in no call */
+    OTHERS_BUSY,        /* not now */
+    OTHERS_INDEPENDENT, /* one was in a call while another was, or makes too few to know when it makes its next */
+};
+enum launches_others launches_others(uint64_t *calls);
 
 /* -- cupti_records.c -------------------------------------------------------------------------------------------- */
 

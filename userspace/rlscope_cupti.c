@@ -20,7 +20,12 @@
 #define STATUS_NS 500000000u
 #define UNHEARD_NS 1000000000u       /* nobody has listened for so long: we leave */
 #define PATIENCE_MS 10000u
-#define FINALIZE_NS 2000000000u      /* wait so long for a call in whose exit CUPTI can be finalized */
+#define FINALIZE_NS 3000000000u      /* wait so long for a call in whose exit CUPTI can be finalized */
+#define OBSERVE_NS 500000000u        /* of these, see so long who makes calls */
+#define TRIALS 6                     /* so often stand still to see whether the others do, too, */
+#define TRIAL_NS 5000000u            /* for so long, which is longer than finalizing takes, */
+#define BETWEEN_TRIALS_NS 20000000u  /* and so far apart */
+#define GRAPHS_VERSION 24            /* of CUPTI, CUDA 12.6: before, finalizing broke graphs */
 #define AT_EXIT_NS 2000000000u       /* a program that ends waits no longer for its last records */
 #define EARLY_NS 10000000000u        /* what was running when we came may have started before */
 #define STACK_BYTES (1u << 20)
@@ -62,7 +67,7 @@ ENTRY(rlscope_gpu_status, "3, 0, 0, 0");
 enum { THREAD_NONE, THREAD_RUNS };
 static uint32_t thread_state;  /* whoever changes it from none to runs starts the thread */
 static uint32_t wakes;         /* futex: changes when there is something to do */
-static uint32_t stop_wanted, exit_wanted, exit_done;
+static uint32_t stop_wanted, exit_wanted, exit_done, again_wanted;
 static uint32_t options, patience_ms;
 static uint8_t activated;      /* CUPTI was started by the thread that starts ours */
 static void *subscriber;
@@ -70,10 +75,11 @@ static int64_t clock_shift;
 
 enum { FINALIZE_NO, FINALIZE_WANTED, FINALIZE_RUNS, FINALIZE_DONE };
 static uint32_t finalizing;
-static __thread uint32_t depth, depth_in; /* of calls since finalizing was wanted, and in which start that was */
+static uint32_t trials; /* passed; what follows is changed by whoever makes it FINALIZE_RUNS */
+static uint64_t next_trial;
 
 static const uint32_t kinds[] = {
-    CU_KIND_CONCURRENT_KERNEL, CU_KIND_MEMCPY, CU_KIND_MEMCPY2, CU_KIND_MEMSET, CU_KIND_SYNCHRONIZATION,
+    CU_KIND_CONCURRENT_KERNEL, CU_KIND_MEMCPY, CU_KIND_MEMCPY2, CU_KIND_MEMSET,
 };
 #define KINDS (sizeof kinds / sizeof *kinds)
 
@@ -117,24 +123,59 @@ static void set_state(enum rlscope_gpu_state_number state)
 
 /* -- CUPTI's callbacks -------------------------------------------------------------------------------------------- */
 
-/* At the end of an outermost call, while no other call of this thread is under way. */
-static void finalize_at_exit(const struct cu_callback_data *data)
+static void last_fetch(void);
+
+/* Whether the other threads, which sleep now, do nothing while this one stands still in a call. */
+static int others_wait_for_us(uint64_t calls_before)
 {
-    if (depth_in != load(rlscope_gpu_state.starts)) {
-        depth_in = load(rlscope_gpu_state.starts);
-        depth = 0;
-    }
-    if (data->site == CU_SITE_ENTER) {
-        depth++;
-        return;
-    }
-    if (!depth || --depth) /* entered before we looked, or inside another */
-        return;
-    if (!exchange(finalizing, FINALIZE_WANTED, FINALIZE_RUNS))
-        return;
+    struct timespec left = {0, TRIAL_NS};
+    uint64_t calls;
+
+    while (nanosleep(&left, &left) && errno == EINTR)
+        ;
+    return launches_others(&calls) == OTHERS_SLEEP && calls == calls_before;
+}
+
+/* CUPTI is finalized while all is enabled: after a graph was launched with its kinds disabled, it is not safe any more.
+ * What it still holds is read before, since the names are its own. */
+static void finalize_now(void)
+{
+    last_fetch();
     CUPTI(cuptiFinalize);
-    store_release(finalizing, FINALIZE_DONE);
-    helper_wake();
+    records_end();
+    records_release(1);
+}
+
+/* At the end of an outermost call. No other thread may be in a call, or come into one before we are done. That holds if
+ * there is none, or if the others only work for this one (PyTorch's autograd engine), and do nothing while it does not. */
+static void finalize_here(void)
+{
+    uint32_t next = FINALIZE_WANTED;
+    uint64_t calls;
+
+    if (now_ns() < load(next_trial) || !exchange(finalizing, FINALIZE_WANTED, FINALIZE_RUNS))
+        return;
+    switch (launches_others(&calls)) {
+    case OTHERS_NONE:
+        next = FINALIZE_DONE;
+        break;
+    case OTHERS_SLEEP:
+        if (launches_of_graphs() || !others_wait_for_us(calls))
+            next = FINALIZE_NO;
+        else if (++trials == TRIALS)
+            next = FINALIZE_DONE; /* they have stood still just now, and still do */
+        store(next_trial, now_ns() + BETWEEN_TRIALS_NS);
+        break;
+    case OTHERS_BUSY:
+        break;
+    default:
+        next = FINALIZE_NO;
+    }
+    if (next == FINALIZE_DONE)
+        finalize_now();
+    store_release(finalizing, next);
+    if (next != FINALIZE_WANTED)
+        helper_wake();
 }
 
 static void callback(void *user, uint32_t domain, uint32_t function, const void *data)
@@ -142,10 +183,10 @@ static void callback(void *user, uint32_t domain, uint32_t function, const void 
     int saved = errno;
 
     (void)user;
-    if (load_acquire(finalizing) == FINALIZE_WANTED)
-        finalize_at_exit(data);
-    else if (domain == CU_DOMAIN_DRIVER)
+    if (domain == CU_DOMAIN_DRIVER)
         launches_callback(function, data);
+    if (load_acquire(finalizing) != FINALIZE_NO && launches_observed(data))
+        finalize_here();
     errno = saved;
 }
 
@@ -201,8 +242,6 @@ static void disable(void)
     launches_disable(subscriber);
     for (size_t i = 0; i < KINDS; i++)
         CUPTI(cuptiActivityDisable, kinds[i]);
-    if (load(options) & RLSCOPE_GPU_WHOLE_GRAPHS)
-        CUPTI(cuptiActivityDisable, CU_KIND_GRAPH_TRACE);
 }
 
 /* Takes CUPTI into use. Returns the state that follows from it. */
@@ -229,8 +268,6 @@ static enum rlscope_gpu_state_number activate(void)
         result = CUPTI(cuptiActivityEnable, kinds[0]);
     for (size_t i = 1; result == CU_OK && i < KINDS; i++)
         CUPTI(cuptiActivityEnable, kinds[i]);
-    if (result == CU_OK && load(options) & RLSCOPE_GPU_WHOLE_GRAPHS)
-        CUPTI(cuptiActivityEnable, CU_KIND_GRAPH_TRACE);
     if (result == CU_OK && !launches_enable(subscriber))
         result = CU_NOT_SUPPORTED;
     if (result == CU_OK) {
@@ -260,6 +297,16 @@ static void fetch(uint32_t flush)
     CUPTI(cuptiActivityFlushAll, flush);
     if (load(rlscope_gpu_state.clock) == RLSCOPE_GPU_CLOCK_CALIBRATED)
         calibrate();
+}
+
+static void drain_or_discard(void)
+{
+    if (somebody_listens()) {
+        drain(0);
+    } else {
+        launches_discard();
+        records_discard();
+    }
 }
 
 /* First what is complete, then the rest, which has no times. */
@@ -297,7 +344,8 @@ static void stay(uint64_t until_heard)
         }
         listened = listens;
         if (now >= next_fetch) {
-            fetch(0);
+            if (ever) /* before, what is kept is kept in buffers that are full */
+                fetch(0);
             next_fetch = now + TICK_NS;
         }
         if (listens) {
@@ -314,55 +362,79 @@ static void stay(uint64_t until_heard)
     }
 }
 
-/* Finalizes where that has not been seen to do harm (rlscope_gpu_start): with graphs, or with other threads in calls,
- * programs crashed after it. */
-static void finalize(uint64_t graphs_before)
+/* Whether CUPTI was finalized, at a moment in which that does no harm. */
+static int finalize(void)
 {
-    uint64_t until = now_ns() + FINALIZE_NS;
-    uint32_t seen = load_acquire(wakes);
+    uint64_t begin = now_ns(), until = begin + FINALIZE_NS, next_fetch = begin + TICK_NS;
 
-    if (!(load(options) & RLSCOPE_GPU_FINALIZE) || !cupti.cuptiFinalize || launches_threads() > 1 ||
-        load(rlscope_gpu_state.counters.graph_kernels) + load(rlscope_gpu_state.counters.graphs) != graphs_before)
-        return;
+    if (load(options) & RLSCOPE_GPU_KEEP || !cupti.cuptiFinalize ||
+        (launches_of_graphs() && load(rlscope_gpu_state.cupti_version) < GRAPHS_VERSION))
+        return 0;
+    trials = 0;
+    store(next_trial, begin + OBSERVE_NS);
+    launches_observe();
     store_release(finalizing, FINALIZE_WANTED);
     if (CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_RUNTIME) == CU_OK)
         CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_DRIVER);
-    while (load_acquire(finalizing) == FINALIZE_WANTED && now_ns() < until && !load_acquire(exit_wanted)) {
-        wait_until(&wakes, seen, until);
-        seen = load_acquire(wakes);
+    for (;;) {
+        uint32_t seen = load_acquire(wakes);
+        uint32_t found = load_acquire(finalizing);
+        int enough = now_ns() >= until || load_acquire(exit_wanted) || load_acquire(again_wanted);
+        if (found == FINALIZE_DONE)
+            break;
+        if (found == FINALIZE_NO || (enough && exchange(finalizing, FINALIZE_WANTED, FINALIZE_NO))) {
+            CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_RUNTIME);
+            CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_DRIVER);
+            return 0;
+        }
+        if (now_ns() >= next_fetch && exchange(finalizing, FINALIZE_WANTED, FINALIZE_RUNS)) {
+            fetch(0);
+            drain_or_discard();
+            store_release(finalizing, FINALIZE_WANTED);
+            next_fetch = now_ns() + TICK_NS;
+        }
+        wait_until(&wakes, seen, enough ? now_ns() + TICK_NS / 100 : next_fetch); /* enough: somebody is at it */
     }
-    if (exchange(finalizing, FINALIZE_WANTED, FINALIZE_NO)) {
-        CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_RUNTIME);
-        CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_DRIVER);
-        return;
-    }
-    while (load_acquire(finalizing) != FINALIZE_DONE) {
-        seen = load_acquire(wakes);
-        if (load_acquire(finalizing) != FINALIZE_DONE)
-            wait_until(&wakes, seen, now_ns() + TICK_NS);
-    }
+    store_release(finalizing, FINALIZE_NO);
     store(rlscope_gpu_state.finalized, load(rlscope_gpu_state.finalized) + 1);
+    return 1;
 }
 
-static void leave(uint64_t graphs_before)
+static void leave(void)
 {
     set_state(RLSCOPE_GPU_LEAVING);
+    fetch(0);
+    drain_or_discard();
+    if (finalize())
+        return;
     disable();
     last_fetch();
-    finalize(graphs_before);
-    if (load_acquire(finalizing) != FINALIZE_DONE)
-        CUPTI(cuptiUnsubscribe, subscriber);
+    CUPTI(cuptiUnsubscribe, subscriber);
     records_end();
-    records_release(load_acquire(finalizing) == FINALIZE_DONE);
+    records_release(0);
 }
 
-static void *run(void *nothing)
+/* True if somebody does before the time is over, and nobody wants us to end. */
+static int wait_for_listener(uint64_t until)
 {
-    enum rlscope_gpu_state_number state = RLSCOPE_GPU_ACTIVE;
-    uint64_t heard = now_ns() + load(patience_ms) * (uint64_t)1000000;
-    uint64_t graphs = load(rlscope_gpu_state.counters.graph_kernels) + load(rlscope_gpu_state.counters.graphs);
+    while (!somebody_listens()) {
+        uint32_t seen = load_acquire(wakes);
+        uint64_t now = now_ns();
+        if (now >= until || load_acquire(stop_wanted) || load_acquire(exit_wanted))
+            return 0;
+        wait_until(&wakes, seen, now + TICK_NS / 5 < until ? now + TICK_NS / 5 : until);
+    }
+    return 1;
+}
 
-    if (!activated)
+static void run_once(void)
+{
+    enum rlscope_gpu_state_number state = RLSCOPE_GPU_DORMANT;
+    uint64_t heard = now_ns() + load(patience_ms) * (uint64_t)1000000;
+
+    if (activated)
+        state = RLSCOPE_GPU_ACTIVE;
+    else if (wait_for_listener(heard))
         state = activate();
     set_state(state);
     if (state == RLSCOPE_GPU_ACTIVE) {
@@ -371,16 +443,30 @@ static void *run(void *nothing)
             last_fetch();
             records_end();
         } else {
-            leave(graphs);
+            leave();
         }
         state = RLSCOPE_GPU_DORMANT;
     }
+    activated = 0;
     store(rlscope_gpu_state.listening, 0);
     set_state(state);
-    store_release(exit_done, 1);
-    syscall(SYS_futex, &exit_done, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    store_release(thread_state, THREAD_NONE);
-    return nothing;
+}
+
+static void *run(void *nothing)
+{
+    for (;;) {
+        run_once();
+        store_release(exit_done, 1);
+        syscall(SYS_futex, &exit_done, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+        __atomic_store_n(&thread_state, THREAD_NONE, __ATOMIC_SEQ_CST);
+        /* Was it started again while it was leaving, and has nobody else seen to that by now? */
+        if (!exchange(again_wanted, 1, 0) || load_acquire(exit_wanted) ||
+            !exchange(thread_state, THREAD_NONE, THREAD_RUNS))
+            return nothing;
+        store_release(stop_wanted, 0);
+        store_release(exit_done, 0);
+        set_state(RLSCOPE_GPU_STARTING);
+    }
 }
 
 /* Detached, and without the program's signals; those that a fault of the thread itself would raise stay as they are. */
@@ -427,6 +513,8 @@ static void child_after_fork(void)
     store(rlscope_gpu_state.state, RLSCOPE_GPU_DORMANT);
     store(rlscope_gpu_state.listening, 0);
     store(rlscope_gpu_state.pid, (uint32_t)getpid());
+    store_release(again_wanted, 0);
+    store_release(finalizing, FINALIZE_NO);
     launches_after_fork();
     records_end();
 }
@@ -447,6 +535,17 @@ static uint32_t start(uint32_t flags, uint32_t patience, int now)
     pthread_once(&once, first_start);
     for (int tries = 0; !exchange(thread_state, THREAD_NONE, THREAD_RUNS); tries++) {
         uint32_t before = load_acquire(rlscope_gpu_state.state);
+        if (before == RLSCOPE_GPU_LEAVING) { /* the thread itself will see to it, unless it does not look any more */
+            store(options, flags);
+            store(patience_ms, patience ? patience : PATIENCE_MS);
+            __atomic_store_n(&again_wanted, 1, __ATOMIC_SEQ_CST);
+            if (__atomic_load_n(&thread_state, __ATOMIC_SEQ_CST) == THREAD_RUNS) {
+                helper_wake();
+                errno = saved;
+                return before;
+            }
+            continue;
+        }
         int ended = before == RLSCOPE_GPU_DORMANT || before >= RLSCOPE_GPU_FOREIGN;
         if (!ended || tries == 1000) {
             errno = saved;
@@ -454,6 +553,7 @@ static uint32_t start(uint32_t flags, uint32_t patience, int now)
         }
         sched_yield(); /* the thread before is at its last instructions */
     }
+    store_release(again_wanted, 0);
     store(rlscope_gpu_state.pid, (uint32_t)getpid());
     store(options, flags);
     store(patience_ms, patience ? patience : PATIENCE_MS);
@@ -491,6 +591,7 @@ uint32_t rlscope_gpu_start(uint32_t flags, uint32_t patience)
 uint32_t rlscope_gpu_stop(void)
 {
     if (load_acquire(thread_state) == THREAD_RUNS) {
+        store_release(again_wanted, 0);
         store_release(stop_wanted, 1);
         helper_wake();
     }

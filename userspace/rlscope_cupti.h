@@ -21,9 +21,9 @@ enum rlscope_gpu_kind {
     RLSCOPE_GPU_KERNEL = 1,
     RLSCOPE_GPU_COPY = 2,   /* detail: CUpti_ActivityMemcpyKind (1 to the device, 2 to the host, 8 on the device) */
     RLSCOPE_GPU_SET = 3,
-    RLSCOPE_GPU_SYNC = 4,   /* the host waited; detail: CUpti_ActivitySynchronizationType (1 event, 3 stream, ...) */
+    RLSCOPE_GPU_SYNC = 4,   /* a thread waited; detail: CUpti_ActivitySynchronizationType (1 event, 3 stream, 4 context) */
     RLSCOPE_GPU_LAUNCH = 5, /* the driver call that caused the records of the same correlation; detail: below */
-    RLSCOPE_GPU_GRAPH = 6,  /* a whole graph launch, if asked for instead of its kernels */
+    RLSCOPE_GPU_GRAPH = 6,  /* a whole graph launch instead of its kernels; not asked for: see docs/design/gpu-helper.md */
 };
 
 /* detail of a launch */
@@ -42,7 +42,7 @@ struct rlscope_gpu_record {
     uint32_t name;             /* kernels: see rlscope_gpu_name; 0: none */
     uint32_t device, context, stream;
     uint32_t graph;            /* 0: not in a graph */
-    uint32_t thread;           /* launches: thread id, as the process's pid namespace numbers it */
+    uint32_t thread;           /* launches, waits: thread id, as the process's pid namespace numbers it */
     uint8_t kind;              /* enum rlscope_gpu_kind */
     uint8_t detail;
     uint16_t reserved;
@@ -132,18 +132,15 @@ RLSCOPE_GPU_API void rlscope_gpu_status(const struct rlscope_gpu_status *status,
 
 /* -- to be called --------------------------------------------------------------------------------------------- */
 
-/* Give CUPTI back by cuptiFinalize, in a callback at the end of a CUDA call, where that is known to be safe: if only
- * one thread launched anything and no graph was launched. Otherwise all is disabled, and CUPTI stays initialised. */
-#define RLSCOPE_GPU_FINALIZE 0x1u
-/* One record per graph launch instead of one per kernel in it. */
-#define RLSCOPE_GPU_WHOLE_GRAPHS 0x2u
+/* Never give CUPTI back by cuptiFinalize: all is disabled, and CUPTI stays initialised. */
+#define RLSCOPE_GPU_KEEP 0x1u
 
-/* Starts, unless it is started. Somebody must listen within `patience_ms` (0: 10 s); until then records are kept, as
- * far as the memory goes. Returns the state; the work is done by a thread of the library's own. */
+/* Starts, unless it is started: as soon as somebody listens, who has to within `patience_ms` (0: 10 s). Returns the
+ * state; the work is done by a thread of the library's own. One that is about to leave starts again. */
 RLSCOPE_GPU_API uint32_t rlscope_gpu_start(uint32_t flags, uint32_t patience_ms);
-/* Asks it to leave. Returns the state at once; dormant follows within a fraction of a second. */
+/* Asks it to leave. Returns the state at once; dormant follows within four seconds. */
 RLSCOPE_GPU_API uint32_t rlscope_gpu_stop(void);
-/* What the CUDA driver calls. */
+/* What the CUDA driver calls. It starts at once; until somebody listens, records are kept, as far as memory goes. */
 RLSCOPE_GPU_API int InitializeInjection(void);
 
 #endif

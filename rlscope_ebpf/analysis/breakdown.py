@@ -9,8 +9,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlscope_ebpf.model.accounting import Accounting, accounting_of
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, UNTRACKED, ThreadState
 from rlscope_ebpf.model.figures import (
+    ACTIVITIES,
     CallTotal,
     CopyTotal,
     DeviceTotal,
@@ -194,6 +196,7 @@ class Breakdown:
     overhead: Overhead
     notices: tuple[Notice, ...]  # oldest first
     processes: tuple[Process, ...]
+    accounting: Accounting | None = None  # None: nothing could be compared
 
     @property
     def duration_ns(self) -> int:
@@ -310,6 +313,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         ),
         notices=tuple(trace.notices),
         processes=processes,
+        accounting=accounting_of(counters),
     )
 
 
@@ -397,6 +401,7 @@ OPERATION_COLUMNS = (
     "wall_ns", "share", "mean_ns", "inclusive_ns",
     *(f"{name}_ns" for name in CATEGORY_NAMES),
     *(f"{state.name.lower()}_ns" for state in ThreadState),
+    *(f"{name}_wait_ns" for name in ACTIVITIES[2:]),
     "gpu_ns", "cpu_only_ns", "cpu_gpu_ns", "gpu_only_ns", "idle_ns",
     "corrected_wall_ns", *(f"corrected_{name}_ns" for name in CATEGORY_NAMES),
     "hits", "gpu_activities", "queue_mean_ns", "queue_p50_ns", "queue_p99_ns",
@@ -404,6 +409,8 @@ OPERATION_COLUMNS = (
     *(f"{name}_{bound}_ns" for name in CATEGORY_NAMES for bound in ("low", "high")),
 )  # fmt: skip
 """Columns of the operations table. Times are ns, of the operation alone but for `inclusive_ns`.
+
+Times of `…_wait_ns` add up to `blocked_ns`.
 
 Of `sampled_ns` samples tell the category; a category's time then lies between `…_low_ns` and `…_high_ns`, with the
 confidence of `rlscope_ebpf.model.sampling`. Without samples it is exact, and all three are the same.
@@ -436,6 +443,7 @@ def operation_record(process: Process, operation: Operation, *, shares: bool) ->
         operation.inclusive_ns,
         *total.category_ns,
         *total.state_ns,
+        *tuple(total.activities_ns.values())[2:],
         total.gpu_ns,
         *(resources[name] for name in ("cpu_only", "cpu_gpu", "gpu_only", "idle")),
         sum(total.corrected_ns),

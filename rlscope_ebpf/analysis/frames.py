@@ -19,7 +19,15 @@ from rlscope_ebpf.analysis.breakdown import (
     TraceSource,
     operation_record,
 )
-from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNKNOWN_OPERATION, UNTRACKED, Category, Opened, ThreadState
+from rlscope_ebpf.model.categories import (
+    DEFAULT_PHASE,
+    UNKNOWN_OPERATION,
+    UNTRACKED,
+    Category,
+    Opened,
+    ThreadState,
+    Wait,
+)
 from rlscope_ebpf.model.gpu import COPY_NAMES, GpuKind
 from rlscope_ebpf.model.tables import MarkKind, SpanFlag
 
@@ -194,6 +202,7 @@ def intervals_frame(trace: TraceSource, rows: NDArray[np.void]) -> pd.DataFrame:
             "category": _enumerated(rows["category"], Category),
             "origin": _enumerated(rows["origin"], Category),
             "state": _enumerated(rows["state"], ThreadState),
+            "wait": _enumerated(rows["wait"], Wait),
             "opened": _enumerated(rows["opened"], Opened),
             "site": _categorical(
                 rows["site"], {0: "", **{number: probe.symbol for number, probe in trace.probes.items()}}

@@ -22,11 +22,13 @@ _MAP_UPDATE = 2
 _MAP_DELETE = 3
 _PROG_LOAD = 5
 _OBJECT_INFO = 15
+_RAW_TRACEPOINT_OPEN = 17
 _LINK_CREATE = 28
 
 PROGRAM_KPROBE = 2
 PROGRAM_TRACEPOINT = 5
 PROGRAM_PERF_EVENT = 7
+PROGRAM_RAW_TRACEPOINT = 17
 """`enum bpf_prog_type`; uprobes run programs of type kprobe."""
 
 _LOG_BYTES = 1 << 18
@@ -137,6 +139,13 @@ def load_program(name: str, instructions: bytes, kind: int, attach_type: int) ->
         _call(_PROG_LOAD, attr)  # once more, for the verifier's words
         said = log.value.decode(errors="replace").strip().splitlines()[-3:]
         raise OSError(error.errno, "; ".join([f"{name}: {error.strerror}", *said])) from error
+
+
+def open_raw_tracepoint(name: str, prog_fd: int) -> int:
+    """Run a program at a tracepoint, with the tracepoint's own arguments: its descriptor. Raises OSError."""
+    text = ctypes.create_string_buffer(name.encode())
+    layout = struct.pack("<QI4x", ctypes.addressof(text), prog_fd)
+    return call(_RAW_TRACEPOINT_OPEN, ctypes.create_string_buffer(layout, len(layout)))
 
 
 def create_link(attr: ctypes.Structure) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from rlscope_ebpf.capture import kept_images
 from rlscope_ebpf.capture.bcc_import import bcc_identity, load_bcc
-from rlscope_ebpf.capture.bpf import PROGRAM_KPROBE, PROGRAM_PERF_EVENT, PROGRAM_TRACEPOINT
+from rlscope_ebpf.capture.bpf import PROGRAM_KPROBE, PROGRAM_PERF_EVENT, PROGRAM_RAW_TRACEPOINT, PROGRAM_TRACEPOINT
 from rlscope_ebpf.capture.image import Image, LoadedImage, image_of
 from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_release
 from rlscope_ebpf.capture.links import ATTACH_TYPES
@@ -43,6 +43,9 @@ TRACEPOINTS: dict[str, str] = {
 }
 """Tracepoint of the `sched` system → program."""
 
+RAW_TRACEPOINTS: dict[str, str] = {"sched_wakeup": "rls_sched_wakeup"}
+"""Those that are met so often, also on account of others, that every look into their arguments counts."""
+
 TICK, SAMPLE = "rls_tick", "rls_sample"
 """The programs of the clock."""
 
@@ -67,6 +70,7 @@ class CompiledPrograms:
     entry_fd: int = -1
     return_fd: int = -1  # only with the other methods
     tracepoint_fds: dict[str, int] = field(default_factory=dict)
+    raw_tracepoint_fds: dict[str, int] = field(default_factory=dict)
     tick_fd: int = -1
     sample_fd: int = -1
 
@@ -103,7 +107,7 @@ def compile_programs(method: str) -> CompiledPrograms:
     if os.path.exists(_KERNEL_TYPES):
         flags.append("-DRLS_KERNEL_TYPES")
     try:
-        programs = [*probes, *TRACEPOINTS.values(), TICK, SAMPLE]
+        programs = [*probes, *TRACEPOINTS.values(), *RAW_TRACEPOINTS.values(), TICK, SAMPLE]
         return load_compiled(SOURCES, flags, programs, lambda image: _load(method, image))
     except OSError as error:
         raise UnsupportedError(
@@ -122,6 +126,8 @@ def _load(method: str, image: LoadedImage) -> CompiledPrograms:
         compiled.return_fd = image.load("rls_return", PROGRAM_KPROBE, ATTACH_TYPES[method])
     for name, program in TRACEPOINTS.items():
         compiled.tracepoint_fds[name] = image.load(program, PROGRAM_TRACEPOINT)
+    for name, program in RAW_TRACEPOINTS.items():
+        compiled.raw_tracepoint_fds[name] = image.load(program, PROGRAM_RAW_TRACEPOINT)
     compiled.tick_fd = image.load(TICK, PROGRAM_PERF_EVENT)
     compiled.sample_fd = image.load(SAMPLE, PROGRAM_PERF_EVENT)
     return compiled

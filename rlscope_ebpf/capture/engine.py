@@ -81,7 +81,8 @@ class Engine:
 
     def follow_scheduler(self) -> None:
         """Also see threads run, wait and end. Raises OSError."""
-        self._tracepoints = attach_tracepoints("sched", self._programs.tracepoint_fds)
+        programs = self._programs
+        self._tracepoints = attach_tracepoints("sched", programs.tracepoint_fds, programs.raw_tracepoint_fds)
 
     def follow_interpreter(self, pid: int, start: int, end: int) -> None:
         """Also find threads that run Python without passing a probe: between these addresses. Raises OSError."""

@@ -22,7 +22,7 @@ class Programs:
         self._compiled = compiled
         self.session_fd, self.entry_fd, self.return_fd = compiled.session_fd, compiled.entry_fd, compiled.return_fd
         self.tracepoint_fds, self.tick_fd = compiled.tracepoint_fds, compiled.tick_fd
-        self.sample_fd = compiled.sample_fd
+        self.raw_tracepoint_fds, self.sample_fd = compiled.raw_tracepoint_fds, compiled.sample_fd
         maps = compiled.maps
         self.events = Ring(maps["events"], EVENT_RING_BYTES, EVENT_DTYPE)
         self.texts = Ring(maps["texts"], TEXT_RING_BYTES, TEXT_DTYPE)

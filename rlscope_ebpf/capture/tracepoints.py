@@ -7,16 +7,22 @@ import os
 import tempfile
 from pathlib import Path
 
+from rlscope_ebpf.capture.bpf import open_raw_tracepoint
 from rlscope_ebpf.capture.links import Link, attach_perf_event
 
 _PERF_TYPE_TRACEPOINT = 2
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
-def attach_tracepoints(system: str, programs: dict[str, int]) -> Link:
-    """Attach each program (tracepoint name → descriptor) to its tracepoint. Raises OSError."""
+def attach_tracepoints(system: str, programs: dict[str, int], raw: dict[str, int] | None = None) -> Link:
+    """Attach each program (tracepoint name → descriptor) to its tracepoint. Raises OSError.
+
+    Those of `raw` get the tracepoint's own arguments.
+    """
     link = Link([])
     try:
+        for name, prog_fd in (raw or {}).items():
+            link.fds.append(open_raw_tracepoint(name, prog_fd))
         for name, number in _tracepoint_ids(system, list(programs)).items():
             link.fds.extend(attach_perf_event(programs[name], _PERF_TYPE_TRACEPOINT, number, 0))
     except OSError:

@@ -147,4 +147,5 @@ def _operation_row(operation: OperationTotal) -> OperationRow:
         queued_ns=operation.queued.total_ns,
         queued=operation.queued.count,
         sampled=operation.sampled,
+        activity_ns=operation.activity_ns,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlscope_ebpf.model.figures import NO_ACTIVITY
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
@@ -28,6 +29,7 @@ class OperationRow:
     queued_ns: int = 0  # from launch to start, of all of these that `queued` counts
     queued: int = 0
     sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
+    activity_ns: tuple[int, ...] = NO_ACTIVITY  # by category and activity, see OperationTotal.activity_ns
 
     @property
     def name(self) -> str:

@@ -22,8 +22,22 @@ class ThreadState(IntEnum):
     """What the scheduler did with the thread during an interval."""
 
     RUNNING = 0
-    RUNNABLE = 1  # preempted: waits for a CPU
+    RUNNABLE = 1  # preempted or woken: waits for a CPU
     BLOCKED = 2  # sleeps or waits for something
+
+
+class Wait(IntEnum):
+    """What a blocked thread waits for."""
+
+    OTHER = 0  # another process, a signal, something unknown
+    LOCK = 1  # a lock or condition: a futex, or one in the kernel
+    IO = 2  # a pipe, a socket, a terminal, or whichever of several has something to read
+    SLEEP = 3  # for time to pass
+    GPU = 4  # in a CUDA call
+    DISK = 5  # a file: uninterruptibly, as the kernel does for storage
+
+
+WAIT_NAMES: tuple[str, ...] = tuple(wait.name.lower() for wait in Wait)
 
 
 class Opened(IntEnum):

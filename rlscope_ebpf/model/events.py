@@ -23,6 +23,7 @@ class EventKind(IntEnum):
     OFF_CPU = 11
     ON_CPU = 12
     THREAD_EXIT = 13
+    WAKEUP = 14
 
 
 class EventFlag(IntFlag):
@@ -31,6 +32,13 @@ class EventFlag(IntFlag):
     HEALED = 1
     FIRST = 2
     PYTHON = 4
+
+
+OFF_STATE = 0xFF
+OFF_CALL_SHIFT = 16
+OFF_ARG0_ZERO = 1 << 32
+OFF_ARG1_ZERO = 1 << 33
+"""`RLS_OFF_*`: the parts of `arg` of an `EventKind.OFF_CPU`."""
 
 
 class TextKind(IntEnum):

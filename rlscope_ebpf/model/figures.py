@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rlscope_ebpf.model.categories import Category, Wait
 from rlscope_ebpf.model.durations import NO_DURATIONS, Durations
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
+
+ACTIVITIES = ("running", "runnable", "lock", "io", "disk", "sleep", "gpu", "other")
+"""What a thread can be doing: run, wait for a CPU, or be blocked, by what it waits for; the last is all the rest."""
+
+KNOWN_WAITS = tuple(Wait[name.upper()] for name in ACTIVITIES[2:-1])
+"""`Wait` of those in between."""
+
+
+NO_ACTIVITY = (0,) * (len(Category) * len(ACTIVITIES))
+
+
+def by_activity(activity_ns: Sequence[int], category: int | None = None) -> dict[str, int]:
+    """Of times by category and activity (`OperationTotal.activity_ns`): those of a category, or of all, by name."""
+    size = len(ACTIVITIES)
+    if category is not None:
+        return dict(zip(ACTIVITIES, activity_ns[category * size : (category + 1) * size], strict=True))
+    return {name: sum(activity_ns[number::size]) for number, name in enumerate(ACTIVITIES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,12 @@ class OperationTotal:
     gpu_only_ns: int = 0  # the same of the time in which its threads slept
     queued: Durations = NO_DURATIONS  # from launch to start, of its GPU activity
     sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
+    activity_ns: tuple[int, ...] = NO_ACTIVITY  # by category and activity: [Category * len(ACTIVITIES) + its number]
+
+    @property
+    def activities_ns(self) -> dict[str, int]:
+        """All of its time by `ACTIVITIES`."""
+        return by_activity(self.activity_ns)
 
     @property
     def bounds_ns(self) -> tuple[tuple[int, int], ...]:
@@ -176,6 +200,7 @@ def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
         cpu_gpu_ns=left.cpu_gpu_ns + right.cpu_gpu_ns,
         gpu_only_ns=left.gpu_only_ns + right.gpu_only_ns,
         sampled=left.sampled + right.sampled,
+        activity_ns=_add(left.activity_ns, right.activity_ns),
         queued=max(left.queued, right.queued, key=lambda queued: queued.count),
     )
 

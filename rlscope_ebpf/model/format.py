@@ -33,6 +33,18 @@ CATEGORY_LABELS: dict[Category, str] = {
 }
 """How a category is written for people."""
 
+ACTIVITY_LABELS: dict[str, str] = {
+    "running": "on CPU",
+    "runnable": "waits for CPU",
+    "lock": "lock",
+    "io": "I/O",
+    "disk": "file",
+    "sleep": "sleep",
+    "gpu": "CUDA call",
+    "other": "other wait",
+}
+"""What a thread can be doing (`rlscope_ebpf.model.figures.ACTIVITIES`); from the third on, what it is blocked for."""
+
 LOSS_LABELS: dict[str, tuple[str, str]] = {
     "events": ("event lost", "events lost"),
     "texts": ("name lost", "names lost"),

@@ -22,7 +22,7 @@ class GpuKind(IntEnum):
     KERNEL = 1
     COPY = 2  # detail: a key of COPY_NAMES
     SET = 3
-    SYNC = 4  # the host waited: no work of the GPU; detail: 1 event, 2 stream for event, 3 stream, 4 context
+    SYNC = 4  # the host waited: no work of the GPU; detail: 1 event, 3 stream, 4 context
     LAUNCH = 5  # records only; detail: GpuLaunch
     GRAPH = 6  # a whole graph launch in place of its kernels
 

@@ -24,6 +24,7 @@ INTERVAL_DTYPE = np.dtype(
         ("origin", "u1"),  # Category before
         ("state", "u1"),  # ThreadState
         ("opened", "u1"),  # Opened
+        ("wait", "u1"),  # Wait, where it is blocked
         ("sampled", "u1"),  # 1: `category` is only what the probes that are set can tell; samples tell more
     ]
 )
@@ -196,6 +197,17 @@ class Counters:
     samples: int = 0  # looks of the sampling clock at the targets
     gpu_early: int = 0  # GPU activities that were launched before recording began
     gpu_inherited: int = 0  # GPU activities charged to the operation of the thread that waited for the launching one
+    # What the scheduler's events tell, and what the kernel has accounted (TaskStats), of the same threads and times.
+    accounted_threads: int = 0  # 0: nothing could be compared
+    unaccounted_threads: int = 0  # the others: they ended before, or were heard of too late
+    accounted_time_ns: int = 0  # of these threads, all of it
+    told_running_ns: int = 0
+    accounted_running_ns: int = 0
+    told_runnable_ns: int = 0
+    accounted_runnable_ns: int = 0
+    told_disk_ns: int = 0
+    accounted_disk_ns: int = 0
+    accounted_disk: int = 0  # 1: the kernel does account for that (kernel.task_delayacct)
 
 
 Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo | DeviceInfo

@@ -19,9 +19,12 @@ from rlscope_ebpf.model.categories import (
     Category,
     Opened,
     ThreadState,
+    Wait,
 )
 from rlscope_ebpf.model.durations import NO_DURATIONS, DurationSum, DurationTotals
 from rlscope_ebpf.model.figures import (
+    KNOWN_WAITS,
+    NO_ACTIVITY,
     CallTotal,
     CopyTotal,
     DeviceTotal,
@@ -54,6 +57,7 @@ from rlscope_ebpf.model.tables import (
 _CATEGORIES = len(Category)
 _STATES = len(ThreadState)
 _CELLS = _CATEGORIES * _STATES
+_WAITS = _CATEGORIES * len(Wait)
 _KINDS = _CATEGORIES * _CATEGORIES
 
 _TRANSITION_NAMES = tuple(f"{origin}_to_{category}" for origin in CATEGORY_NAMES for category in CATEGORY_NAMES)
@@ -66,7 +70,7 @@ _HANDED_OUT_LATER_NS = 100_000_000
 
 INTERVAL_COLUMNS = (
     "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "overhead_ns",
-    "category", "origin", "state", "opened", "sampled",
+    "category", "origin", "state", "opened", "wait", "sampled",
 )  # fmt: skip
 """The columns of the intervals table that `Totals.add_intervals` reads."""
 
@@ -105,6 +109,7 @@ class Totals:
         self._steps: Ints = np.zeros(0, np.int64)  # by scope
         self._rows = KeyRows()  # (scope, path)
         self._time_ns: Ints = np.zeros((0, _CELLS), np.int64)
+        self._waits_ns: Ints = np.zeros((0, _WAITS), np.int64)  # of the blocked state
         self._transitions: Ints = np.zeros((0, _KINDS), np.int64)
         self._hits: Ints = np.zeros(0, np.int64)
         self._overhead_ns: Ints = np.zeros((0, _CATEGORIES), np.int64)
@@ -228,6 +233,13 @@ class Totals:
         categories, states = cells.sum(2).tolist(), cells.sum(1).tolist()
         hits, closed = self._hits[:size].tolist(), self._closed[:size].tolist()
         overhead = overhead_ns.tolist()
+        waits = self._waits_ns[:size].reshape(size, _CATEGORIES, len(Wait))[:, :, list(KNOWN_WAITS)]
+        rest = cells[:, :, ThreadState.BLOCKED :] - waits.sum(2, keepdims=True)
+        doing = (
+            np.concatenate((cells[:, :, : ThreadState.BLOCKED], waits, rest), 2)
+            .reshape(size, len(NO_ACTIVITY))
+            .tolist()
+        )
         transitions: list[dict[str, int]] = [{} for _ in range(size)]
         sums = self._gpu.sums()
         gpu_ns, cpu_gpu_ns, gpu_only_ns, activities = (
@@ -262,6 +274,7 @@ class Totals:
                     gpu_only_ns=gpu_only_ns[row],
                     queued=queued.get(row, NO_DURATIONS),
                     sampled=sampled[row],
+                    activity_ns=tuple(doing[row]),
                 )
             )
         return merged(result)
@@ -447,6 +460,7 @@ class Totals:
     def _reserve(self) -> None:
         size = len(self._rows)
         self._time_ns = grown(self._time_ns, size)
+        self._waits_ns = grown(self._waits_ns, size)
         self._transitions = grown(self._transitions, size)
         self._hits = grown(self._hits, size)
         self._overhead_ns = grown(self._overhead_ns, size)
@@ -469,6 +483,13 @@ class Totals:
             duration_ns, cost_ns = np.where(sampled, 0, duration_ns), np.where(sampled, 0, cost_ns)
         time_ns = np.bincount(cell, duration_ns, size * _CELLS)
         self._time_ns[:size] += time_ns.astype(np.int64).reshape(size, _CELLS)
+        known = np.flatnonzero((state == ThreadState.BLOCKED) & (rows["wait"] != Wait.OTHER) & ~sampled)
+        if len(known):
+            wait = rows["wait"][known]
+            wait = np.where(wait < len(Wait), wait, Wait.OTHER)
+            place = (row[known] * _CATEGORIES + category[known]) * len(Wait) + wait
+            waits_ns = np.bincount(place, rows["duration_ns"][known], size * _WAITS)
+            self._waits_ns[:size] += waits_ns.astype(np.int64).reshape(size, _WAITS)
         self._hits[:size] += np.bincount(row, rows["hits"], size).astype(np.int64)
         overhead_ns = np.bincount(row * _CATEGORIES + category, cost_ns, size * _CATEGORIES)
         self._overhead_ns[:size] += overhead_ns.astype(np.int64).reshape(size, _CATEGORIES)

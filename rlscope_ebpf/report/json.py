@@ -10,7 +10,7 @@ from typing import Any
 from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
 from rlscope_ebpf.model.durations import Durations
-from rlscope_ebpf.model.figures import CallTotal, KernelTotal, OperationTotal
+from rlscope_ebpf.model.figures import CallTotal, KernelTotal, OperationTotal, by_activity
 from rlscope_ebpf.model.sampling import CONFIDENCE
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
@@ -47,6 +47,14 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     that was, the mean over `reported_ns`. `overhead` is `plausible` as long as it is no more than the time that the
     target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the profiler had
     for the user, each with its time; the `important` ones say that something is counted differently from then on.
+
+    What an operation's threads were doing, `activities_ns`, adds up to its raw wall time, and within each category to
+    the category's: `running`, `runnable` (waiting for a CPU), or blocked, waiting for a `lock`, for `io` (pipes,
+    sockets), for `disk` (files), in a `sleep`, for the `gpu` (in a CUDA call) or for something `other`.
+    `quality.scheduler` compares that with the kernel's own accounting (TaskStats) of the threads that could be
+    compared, null if there was none: of the same `time_ns`, what was `told` and what was `accounted`; `off` is the
+    difference as a share of what was accounted, or of a hundredth of the time if that is more; it `agrees` while none
+    is above 0.05.
 
     `session.mode` is how time was told apart: trace, sample or auto. An operation's `sampled` is null if all of its
     times are exact; otherwise it says of how much of its time (`time_ns`) samples told the category, how many there
@@ -90,11 +98,29 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "probes_shed": breakdown.overhead.probes_shed,
             "overcorrected_ns": breakdown.overhead.overcorrected_ns,
         },
+        "quality": {"scheduler": _scheduler(breakdown)},
         "notices": [
             {"text": notice.text, "time_ns": notice.time_ns, "important": notice.important}
             for notice in breakdown.notices
         ],
         "processes": [_process(process) for process in breakdown.processes],
+    }
+
+
+def _scheduler(breakdown: Breakdown) -> dict[str, Any] | None:
+    found = breakdown.accounting
+    if found is None:
+        return None
+    return {
+        "source": "TaskStats",
+        "threads": found.threads,
+        "threads_left_out": found.left_out,
+        "time_ns": found.time_ns,
+        **{
+            each.name: {"told_ns": each.told_ns, "accounted_ns": each.accounted_ns, "off": each.off}
+            for each in found.compared
+        },
+        "agrees": found.agrees,
     }
 
 
@@ -153,6 +179,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "inclusive_ns": operation.inclusive_ns,
         "corrected": _times(total, total.corrected_ns),
         "raw": _times(total, total.category_ns),
+        "activities_ns": total.activities_ns,
+        "activities_by_category_ns": {
+            name: by_activity(total.activity_ns, category) for category, name in enumerate(CATEGORY_NAMES)
+        },
         "state_ns": {state.name.lower(): total.state_ns[state] for state in ThreadState},
         "hits": total.hits,
         "gpu_activities": total.gpu_activities,

@@ -20,7 +20,7 @@ from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
 from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
-from rlscope_ebpf.report import gpu_text
+from rlscope_ebpf.report import cpu_text, gpu_text
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
 
 WIDE_DEFAULT = 160
@@ -145,6 +145,8 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
     if not overhead.plausible:
         share += "; it did not even run for so long, so this estimate cannot be right"
     facts.add_row("overhead", share)
+    if breakdown.accounting is not None:
+        facts.add_row("scheduler", cpu_text.agreement(breakdown.accounting))
     return facts
 
 
@@ -229,6 +231,7 @@ def _phase(process: Process, phase: Phase, width: int, share: Share) -> Iterator
     if hidden:
         rest = fmt.duration(sum(operation.wall_ns for operation in hidden))
         yield Text(f"… and {fmt.plural(len(hidden), 'more operation')}, {rest}; --format csv has all of them.", "dim")
+    yield from cpu_text.activities(phase, width, share, MAX_OPERATIONS)
     yield from gpu_text.resources(phase, width, share, MAX_OPERATIONS)
     yield from _transitions(phase, width)
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.categories import Category, Opened, ThreadState
-from rlscope_ebpf.model.events import EventFlag, EventKind
+from rlscope_ebpf.capture.waits import waits_of
+from rlscope_ebpf.model.categories import Category, Opened, ThreadState, Wait
+from rlscope_ebpf.model.events import OFF_STATE, EventFlag, EventKind
 from rlscope_ebpf.model.rows import chosen
 from rlscope_ebpf.model.tables import INTERVAL_DTYPE
 from rlscope_ebpf.session.costs import ProbeCosts, silent_hits
@@ -27,15 +28,21 @@ _OPENED_BY = {
     EventKind.OP_END: Opened.OP_END,
     EventKind.PHASE: Opened.PHASE,
     EventKind.OFF_CPU: Opened.SCHEDULER,
+    EventKind.WAKEUP: Opened.SCHEDULER,
     EventKind.ON_CPU: Opened.SCHEDULER,
 }
 # By kind of event: what it opens an interval as, CONTINUED: it opens none; is it a probe hit of its own.
 _OPENED = np.full(256, Opened.CONTINUED, np.uint8)
 _OPENED[list(_OPENED_BY)] = list(_OPENED_BY.values())
 _OWN_HIT = np.zeros(256, np.bool_)
-_OWN_HIT[
-    [*(set(EventKind) - {EventKind.PROGRESS_TOTAL, EventKind.OFF_CPU, EventKind.ON_CPU, EventKind.THREAD_EXIT})]
-] = True
+_HITLESS = {
+    EventKind.PROGRESS_TOTAL,
+    EventKind.OFF_CPU,
+    EventKind.WAKEUP,
+    EventKind.ON_CPU,
+    EventKind.THREAD_EXIT,
+}
+_OWN_HIT[[*(set(EventKind) - _HITLESS)]] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,8 @@ def make_rows(
     if len(ignored):
         ignored = np.setdiff1d(ignored, step.at)
     opened[ignored] = Opened.CONTINUED
-    state = _states(stream)
-    state[continued] = carried["state"][runs.continued]
+    state, wait = _states(stream)
+    state[continued], wait[continued] = carried["state"][runs.continued], carried["wait"][runs.continued]
     category, healed = _followed_categories(stream)
 
     opens[ignored] = False
@@ -94,7 +101,7 @@ def make_rows(
     uncalled = np.flatnonzero(opened_as == Opened.CONTINUED)
     origin[uncalled] = in_category[uncalled]
     table["origin"] = origin
-    table["state"] = state[at]
+    table["state"], table["wait"] = state[at], wait[at]
     end_ns = np.append(start_ns[1:], 0)
     end_ns[np.append(first[1:], len(at)) - 1] = runs.end_ns
     rows = Rows(table, run, end_ns, healed)
@@ -149,7 +156,14 @@ def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], N
     still_open["hits"][handed] = still_open["overhead_ns"][handed] = 0
     still_open["opened"][handed] = Opened.CONTINUED
     still_open["origin"][handed] = still_open["category"][handed]
-    return _without_sleeping_python(table if emit.all() else chosen(table, emit)), still_open
+    table = _without_sleeping_python(table if emit.all() else chosen(table, emit))
+    mark_gpu_waits(table)
+    return table, still_open
+
+
+def mark_gpu_waits(table: NDArray[np.void]) -> None:
+    """Whoever is blocked in a CUDA call waits for the GPU, whatever it called the kernel for. Changes `table`."""
+    table["wait"][(table["state"] == ThreadState.BLOCKED) & (table["category"] == Category.CUDA_API)] = Wait.GPU
 
 
 def _without_sleeping_python(table: NDArray[np.void]) -> NDArray[np.void]:
@@ -163,12 +177,16 @@ def _without_sleeping_python(table: NDArray[np.void]) -> NDArray[np.void]:
     return table
 
 
-def _states(stream: Stream) -> NDArray[np.uint8]:
-    """Whoever meets a probe runs; only going off a CPU leads to another state."""
+def _states(stream: Stream) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """State and, where it is blocked, wait after each event. Who meets a probe runs until it goes off its CPU."""
     state = np.full(len(stream.kind), ThreadState.RUNNING, np.uint8)
+    wait = np.full(len(stream.kind), Wait.OTHER, np.uint8)
     off = np.flatnonzero(stream.kind == EventKind.OFF_CPU)
-    state[off] = np.where(stream.arg[off] == 0, ThreadState.RUNNABLE, ThreadState.BLOCKED)
-    return state
+    arg = stream.arg[off]
+    state[off] = np.where(arg & np.uint64(OFF_STATE) == 0, ThreadState.RUNNABLE, ThreadState.BLOCKED)
+    wait[off] = waits_of(arg)
+    state[stream.kind == EventKind.WAKEUP] = ThreadState.RUNNABLE
+    return state, wait
 
 
 def _followed_categories(stream: Stream) -> tuple[NDArray[np.uint8], int]:

@@ -237,7 +237,7 @@ class Matcher:
         rows = self._threads.slots
         rows["alive"][slot] = ~runs.exited[final]
         rows["handed_ns"][slot] = runs.end_ns[final]
-        for name in ("path", "site", "hits", "overhead_ns", "category", "origin", "state", "opened"):
+        for name in ("path", "site", "hits", "overhead_ns", "category", "origin", "state", "opened", "wait"):
             rows[name][slot] = still_open[name][final]
         rows["had_events"][slot] |= (heard | ~runs.continued)[final]
         had_operations = np.zeros(len(runs.slot), np.bool_)

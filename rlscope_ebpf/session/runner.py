@@ -47,6 +47,7 @@ from rlscope_ebpf.model.tables import (
     ProcessInfo,
 )
 from rlscope_ebpf.paths import marker_library
+from rlscope_ebpf.session.accounting import AccountingCheck
 from rlscope_ebpf.session.background import BackgroundPlan, keep_what_was_found
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following, parent_of
@@ -86,6 +87,9 @@ LINGER_NS = 1_000_000_000
 
 FORGET_NS = 1_000_000_000
 """A followed process that has ended is remembered for so long: what it sent may still be in the ring."""
+
+ACCOUNTING_NS = 1_000_000_000
+"""After so long the kernel's accounts are read for the first time: not while an attach wants all the time there is."""
 
 SETTLE_NS = 10_000_000
 """Time is handed out only up to this long ago: a program that was preempted may still have an event to send."""
@@ -147,6 +151,7 @@ class Profiler:
         self._rules = RuleWatch(options)
         self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
+        self._accounting = AccountingCheck()
         self._governor_state: Spent | None = None
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
@@ -286,6 +291,8 @@ class Profiler:
                 if self._have_all_ended():
                     reason = "exited"
                     break
+            if now - self.info.start_ns >= ACCOUNTING_NS:
+                self._accounting.begin(self._targets, now)
             self._turn(now - SETTLE_NS)
             first = now - self.info.start_ns < FIRST_S * 1e9
             if now >= next_governor:
@@ -322,6 +329,7 @@ class Profiler:
         self._end_guards()
         if self._gpu:
             self._gpu.close()
+        self._accounting.close()
         if self._gpu_preparation:
             self._gpu_preparation.close()
         if self._following:
@@ -622,8 +630,9 @@ class Profiler:
             idle = sleeps(target.pid, target.pid) or not target.process.is_python
             texts, events = process_records(said, target.pid, time_ns, Category.OTHER if idle else Category.PYTHON)
             self._matcher.add_texts(texts)
-            # Now, so that the operations seeded below begin in this phase.
-            self._early.append(self._matcher.process(events, time_ns))
+            # Now, so that the operations seeded below begin in this phase; but what others did up to now has not been
+            # read, so none of their time is handed out.
+            self._early.append(self._matcher.process(events, 0))
         stacks = {stack.tid: stack for stack in read_thread_stacks(target.pid, objects)}
         for stack in stacks.values():
             self._engine.add_marker_record(target.pid, stack.tid, stack.record_address)
@@ -790,7 +799,10 @@ class Profiler:
         else:
             self._sampler.define(batch.definitions)
         batch.losses = self._losses(batch.losses, counters)
+        self._accounting.add(batch)
         batch.counters = self._work(counters)
+        if last:
+            batch.counters = self._accounting.compare(batch.counters)
         if self._gpu:
             self._gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
         if "intervals" in batch.tables:
@@ -1027,6 +1039,7 @@ class Profiler:
         # its sinks are finished, before the first of them does.
         self._end_guards()
         end_ns, self._final = self._at_one_moment()
+        self._accounting.read_end()
         if self._following:
             self._following.finish()
         self._look_at_rules(complain=True)

@@ -15,6 +15,7 @@ from rlscope_ebpf.model.categories import Category, ThreadState
 from rlscope_ebpf.model.events import SampleKind
 from rlscope_ebpf.model.rows import chosen, joined
 from rlscope_ebpf.model.tables import SAMPLE_ROW_DTYPE, Batch, Definition, ThreadInfo
+from rlscope_ebpf.session.intervals import mark_gpu_waits
 
 _PLACED = np.dtype([("time_ns", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("kind", "<u4"), ("category", "u1")])
 Ints = NDArray[np.int64]
@@ -145,6 +146,7 @@ class Sampler:
             rows["overhead_ns"] += (np.bincount(row, minlength=len(rows)) * cost_ns).astype(np.uint32)
             off = waiting["kind"] == SampleKind.OFF
             rows["sampled"] = told & ~self._settle_off(rows, told, row[off], waiting["category"][off])
+            mark_gpu_waits(rows)
             of = np.flatnonzero(~off & (rows["sampled"][row] != 0))
             if len(of):
                 table = np.empty(len(of), SAMPLE_ROW_DTYPE)

@@ -19,13 +19,14 @@ ASSUMED = 0x80
 """Flag of records made here: what they say of the category was followed, not seen by a probe."""
 
 _WORDS = EVENT_DTYPE.itemsize // 8
-_NEEDS_LIFE = (OPEN_ROW, EventKind.OFF_CPU, EventKind.ON_CPU, EventKind.THREAD_EXIT)
+_SCHEDULER = (EventKind.OFF_CPU, EventKind.WAKEUP, EventKind.ON_CPU)
+_NEEDS_LIFE = (OPEN_ROW, *_SCHEDULER, EventKind.THREAD_EXIT)
 
 # Does an event of this kind bring a thread to life? The scheduler goes on moving a thread that has already exited.
 _STARTS = np.ones(256, np.bool_)
 _STARTS[list(_NEEDS_LIFE)] = False
 _SCHEDULES = np.zeros(256, np.bool_)
-_SCHEDULES[[EventKind.OFF_CPU, EventKind.ON_CPU]] = True
+_SCHEDULES[list(_SCHEDULER)] = True
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.categories import Opened, ThreadState
+from rlscope_ebpf.model.categories import Opened, ThreadState, Wait
 from rlscope_ebpf.model.tables import ProcessInfo, ThreadInfo
 from rlscope_ebpf.session.registry import Ints, KeyIndex, Registry
 
@@ -31,6 +31,7 @@ SLOT_DTYPE = np.dtype(
         ("origin", "u1"),
         ("state", "u1"),
         ("opened", "u1"),
+        ("wait", "u1"),
     ]
 )
 
@@ -129,7 +130,7 @@ class ThreadTable:
         row["alive"] = True
         row["had_events"] = row["had_operations"] = False
         row["path"] = row["site"] = row["hits"] = row["overhead_ns"] = 0
-        row["state"] = ThreadState.RUNNING
+        row["state"], row["wait"] = ThreadState.RUNNING, Wait.OTHER
         row["opened"] = Opened.CONTINUED
         name = self._thread_name(pid, tid) if self._thread_name is not None else ""
         self._registry.define(ThreadInfo(self._last_thread, pid, tid, name))

@@ -29,6 +29,7 @@ from rlscope_ebpf.tui.panels import (
     OperationsPanel,
     ProcessesPanel,
     TransitionsPanel,
+    WaitsPanel,
 )
 from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
 from rlscope_ebpf.tui.spans import Line, Span, plain, width_of
@@ -52,8 +53,10 @@ PANELS = {
     "calls": "CUDA calls",
     "gpu": "GPU",
     "processes": "Processes",
+    "waits": "Waits",
 }
-"""Titles of the panels by id. That of the GPU is there for who uses one; on a dashboard the calls' panel stands in."""
+"""Titles of the panels by id. That of the GPU is there for who uses one; on a dashboard the calls' panel stands in. The
+waits' is not on a dashboard, where the selected operation's details have them."""
 THEMES: tuple[str, ...] = tuple(BUILTIN_THEMES)
 
 
@@ -155,7 +158,7 @@ class ProfilerApp(App[None]):
     #processes { height: 1fr; min-height: 6; }
     .dashboard Table { border: round $foreground 25%; border-title-color: $foreground 70%; padding: 0; }
     .dashboard Table:focus { border: round $accent; border-title-color: $accent; }
-    .single #lower, .single #operations, .single #calls, .single #gpu, .single #processes {
+    .single #lower, .single #operations, .single #waits, .single #calls, .single #gpu, .single #processes {
         height: 1fr; max-height: 100%;
     }
     #filter { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
@@ -267,7 +270,8 @@ class ProfilerApp(App[None]):
     def panels(self) -> tuple[str, ...]:
         """Ids of the panels that there are now."""
         gpu = self.snapshot is not None and self.snapshot.uses_gpu and not self.dashboard
-        return tuple(name for name in PANELS if gpu or name != "gpu")
+        missing = {*(() if gpu else ("gpu",)), *(("waits",) if self.dashboard else ())}
+        return tuple(name for name in PANELS if name not in missing)
 
     @property
     def _mounted(self) -> bool:
@@ -286,6 +290,7 @@ class ProfilerApp(App[None]):
         with Container(id="panels"):
             yield OperationsPanel(PANELS["operations"], id="operations")
             yield Lines(self._detail_lines, id="details")
+            yield WaitsPanel(PANELS["waits"], id="waits")
             with Horizontal(id="lower"):
                 yield TransitionsPanel(PANELS["transitions"], id="transitions")
                 with Vertical(id="right"):
@@ -353,17 +358,17 @@ class ProfilerApp(App[None]):
             return
         dashboard = self.dashboard
         if self._active not in self.panels:
-            self._active = "calls"
+            self._active = "operations" if self._active == "waits" else "calls"
         self.query_one("#calls", CallsPanel).with_gpu = dashboard
         container = self.query_one("#panels")
         container.set_class(dashboard, "dashboard")
         container.set_class(not dashboard, "single")
-        shown = set(PANELS) if dashboard else {self.active_panel}
+        shown = set(PANELS) - {"waits"} if dashboard else {self.active_panel}
         for name in PANELS:
             self.query_one(f"#{name}").display = name in shown
         self.query_one("#gpu").display = "gpu" in shown and not dashboard
         self.query_one("#right").display = bool(shown & {"calls", "gpu", "processes"})
-        self.query_one("#lower").display = bool(shown - {"operations"})
+        self.query_one("#lower").display = bool(shown - {"operations", "waits"})
         self.query_one("#tabs").display = not dashboard
         self.query_one("#legend").display = "operations" in shown
         self.query_one("#details").display = "operations" in shown and self.size.height >= ROOMY_HEIGHT

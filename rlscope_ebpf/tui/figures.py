@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.categories import UNTRACKED, Category, ThreadState
+from rlscope_ebpf.model.categories import UNTRACKED, Category
+from rlscope_ebpf.model.figures import NO_ACTIVITY, by_activity
 from rlscope_ebpf.model.sampling import Sampled, spread_ns
 
 
@@ -70,7 +71,7 @@ class OperationLine:
     count: int
     open_now: int
     category_ns: tuple[int, ...]
-    state_ns: tuple[int, ...]
+    activity_ns: tuple[int, ...]  # by category and activity, never corrected: see OperationTotal.activity_ns
     gpu_ns: int
     gpu_activities: int = 0
     queued_ns: int = 0  # from launch to start, of the activities that `queued` counts
@@ -95,6 +96,11 @@ class OperationLine:
         """Wall time per instance; 0 without instances."""
         return self.wall_ns / self.count if self.count else 0.0
 
+    @property
+    def activities_ns(self) -> dict[str, int]:
+        """What its threads were doing."""
+        return by_activity(self.activity_ns)
+
     def off_ns(self, category: Category) -> float:
         """How far the time of a category may be off; 0: it is exact."""
         return spread_ns(self.sampled, category) if self.sampled else 0.0
@@ -118,7 +124,6 @@ RESOURCES = {"cpu_only": "CPU only", "cpu_gpu": "CPU + GPU", "gpu_only": "GPU on
 """What an operation's time kept busy, as `OperationRow.resources_ns` names it and as people read it."""
 
 _NO_TIME = (0,) * len(Category)
-_NO_STATE = (0,) * len(ThreadState)
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
@@ -127,12 +132,12 @@ def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
 
 def _sum_lines(path: tuple[str, ...], lines: Iterable[OperationLine], own: OperationLine | None) -> OperationLine:
     """`own` (count and open instances are its alone) with the times of `lines` added."""
-    total = own or OperationLine(path, "", 0, 0, _NO_TIME, _NO_STATE, 0)
+    total = own or OperationLine(path, "", 0, 0, _NO_TIME, NO_ACTIVITY, 0)
     for line in lines:
         total = replace(
             total,
             category_ns=_add(total.category_ns, line.category_ns),
-            state_ns=_add(total.state_ns, line.state_ns),
+            activity_ns=_add(total.activity_ns, line.activity_ns),
             gpu_ns=total.gpu_ns + line.gpu_ns,
             gpu_activities=total.gpu_activities + line.gpu_activities,
             queued_ns=total.queued_ns + line.queued_ns,
@@ -152,7 +157,7 @@ def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
             continue
         times = row.corrected_ns if corrected else row.category_ns
         line = OperationLine(
-            row.path, "", row.count, row.open_now, tuple(times), tuple(row.state_ns), row.gpu_ns, row.gpu_activities,
+            row.path, "", row.count, row.open_now, tuple(times), row.activity_ns, row.gpu_ns, row.gpu_activities,
             row.queued_ns, row.queued, (row.sampled,) if row.sampled.time_ns else (),
             tuple(row.resources_ns.get(name, 0) for name in RESOURCES),
         )  # fmt: skip

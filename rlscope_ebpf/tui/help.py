@@ -33,6 +33,9 @@ _WORDS = {
     "COUNT": "instances of the operation, also those open now",
     "MEAN": "time per instance",
     "ON CPU": "part of the time in which a thread really ran; else it waited or slept",
+    "waits for CPU, NO CPU": "could run, but other threads did: preempted, or just woken",
+    "lock, I/O, file, sleep, CUDA call, other wait": "what a thread was blocked for: a lock or condition; a pipe or "
+    "socket; a file; for time to pass; in a CUDA call, so for the GPU; anything else",
     "GPU": "time in which a GPU did work that the operation launched, whenever that ran",
     "CPU + GPU, GPU only": "parts of the time in which a GPU worked while threads ran, or slept",
     "(untracked)": "time outside any marked operation",

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, Snapshot
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.model.figures import ACTIVITIES, by_activity
 from rlscope_ebpf.tui.bars import meter, stacked_bar
 from rlscope_ebpf.tui.columns import OPTIONAL, Column
 from rlscope_ebpf.tui.figures import (
@@ -16,6 +17,7 @@ from rlscope_ebpf.tui.figures import (
     TransitionLine,
     View,
     call_lines,
+    operation_table,
     process_lines,
     transition_lines,
 )
@@ -109,8 +111,8 @@ class OperationsPanel(Table):
             "bar": bar,
             "gpu": _figure(fmt.duration(line.gpu_ns), figure) if line.gpu_ns else [Span("-", "faint")],
             "cpu": (
-                _figure(fmt.percent(_share(line.state_ns[ThreadState.RUNNING], sum(line.state_ns))), figure)
-                if any(line.state_ns)
+                _figure(fmt.percent(_share(line.activities_ns["running"], sum(line.activity_ns))), figure)
+                if any(line.activity_ns)
                 else [Span("-", "faint")]
             ),
             "wall": _figure(fmt.duration(wall), figure),
@@ -131,6 +133,55 @@ class FiguresPanel(Table):
     def fill(self, snapshot: Snapshot, view: View) -> None:
         """Show the figures."""
         raise NotImplementedError
+
+
+_ACTIVITY_TITLES = {
+    "running": "ON CPU",
+    "runnable": "NO CPU",
+    "lock": "LOCK",
+    "io": "I/O",
+    "disk": "FILE",
+    "sleep": "SLEEP",
+    "gpu": "CUDA",
+    "other": "OTHER",
+}
+
+
+class WaitsPanel(FiguresPanel):
+    """What threads were doing in each operation, and in each category of its time."""
+
+    def fill(self, snapshot: Snapshot, view: View) -> None:
+        """Show the figures."""
+        lines = [line for line in operation_table(snapshot, view).lines if any(line.activity_ns)]
+        columns = [
+            Column("name", "OPERATION / CATEGORY", 20, right=False, grow=1, limit=60),
+            Column("time", "TIME", 8, drop=1),
+            *(Column(name, _ACTIVITY_TITLES[name], 7, drop=2 if name == "other" else 0) for name in ACTIVITIES
+              if name in ("running", "runnable") or any(line.activities_ns[name] for line in lines)),
+        ]  # fmt: skip
+        rows = []
+        for line in lines:
+            name = _named(line.guide, line.name, "strong" if line.path else "dim")
+            rows.append(Row((line.path, None), self._cells(name, line.activities_ns, view)))
+            for category in Category:
+                parts = by_activity(line.activity_ns, category)
+                if any(parts.values()) and sum(parts.values()) < sum(line.activity_ns):
+                    label = fmt.CATEGORY_LABELS[category]
+                    indent = " " * (len(line.guide) + 2)
+                    named = _named(indent, label, f"ink-{category.name}")
+                    rows.append(Row((line.path, category), self._cells(named, parts, view)))
+        self.show(columns, rows)
+
+    @staticmethod
+    def _cells(
+        name: Callable[[int], Line], parts: dict[str, int], view: View
+    ) -> dict[str, Line | Callable[[int], Line]]:
+        of_ns = sum(parts.values())
+        cells: dict[str, Line | Callable[[int], Line]] = {"name": name, "time": _figure(fmt.duration(of_ns))}
+        for activity, ns in parts.items():
+            text = fmt.duration(ns) if view.times else fmt.percent(_share(ns, of_ns))
+            cells[activity] = _figure(text) if ns else [Span("-", "faint")]
+        return cells
 
 
 class TransitionsPanel(FiguresPanel):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import ImportantNotice
@@ -207,12 +207,10 @@ def details(line: OperationLine | None, width: int, *, lines: int = 2) -> list[L
                     *([Span(f" {fmt.error(off_ns / wall)}", "dim")] if (off_ns := line.off_ns(category)) else []),
                 ]
             )
-    total = sum(line.state_ns)
-    words = {ThreadState.RUNNING: "on CPU", ThreadState.RUNNABLE: "waits for CPU", ThreadState.BLOCKED: "blocked"}
-    for state, word in words.items():
-        ns = line.state_ns[state]
+    total = sum(line.activity_ns)
+    for activity, ns in line.activities_ns.items():
         if ns:
-            items.append([Span(f"{word} ", "dim"), Span(fmt.percent(ns / total), "text")])
+            items.append([Span(f"{fmt.ACTIVITY_LABELS[activity]} ", "dim"), Span(fmt.percent(ns / total), "text")])
     items += _gpu_details(line)
     if line.open_now:
         items.append([Span("open now ", "dim"), Span(fmt.count(line.open_now), "text")])

@@ -121,7 +121,7 @@ def test_a_librarys_thread_launches_for_the_thread_that_waits_for_it(
 ) -> None:
     # Calls made while a library is being loaded are not followed: the helper is there before.
     trainer = start_trainer("--worker", "--helper", str(gpu_library()))
-    trainer.wait_for_helper(HelperState.ACTIVE)
+    trainer.wait_for_helper(HelperState.STARTING)
     profiler, trace = attach(trainer, libraries=("--library", "backend=*/libworker.so"))
     wait_for(lambda: b"simulated" in trace.read_bytes(), PATIENCE_S, "the trace's word of it")
     truth = trainer.rounds()

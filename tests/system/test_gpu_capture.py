@@ -47,8 +47,8 @@ def launch(count):
 def wait(wanted):
     while state[4] != wanted:
         time.sleep(0.001)
-helper.rlscope_gpu_start(0, 60000)
-wait(1 + 1)
+helper.InitializeInjection()
+wait(2)
 print(os.getpid(), flush=True)
 for line in sys.stdin:
     command = line.strip()
@@ -68,6 +68,9 @@ for line in sys.stdin:
         print(json.dumps(left))
     elif command == "start":
         helper.rlscope_gpu_start(0, 60000)
+        wait(1)
+        print("{}")
+    elif command == "active":
         wait(2)
         print("{}")
     sys.stdout.flush()
@@ -158,12 +161,13 @@ def test_everything_arrives_and_the_helper_leaves_with_the_probes(capture: GpuCa
     for session in range(2):
         found = GpuRead()
         capture.attach(target.pid, HELPER)
+        target.ask("active")
         truth = target.ask("launch")
         assert truth["kernels"] == 2 * LAUNCHES * (session + 1)
         assert truth["ns"] == truth["kernels"] * KERNEL_NS
         _collect(capture, found, 2 * LAUNCHES)
         _check(found, target.pid, truth, 2 * LAUNCHES)
-        assert {status.state for status in found.statuses} == {ACTIVE}
+        assert {status.state for status in found.statuses} - {HelperState.STARTING} == {ACTIVE}
         assert all(status.simulated and not status.error for status in found.statuses)
         capture.detach(target.pid)
         assert set(target.ask("dormant").values()) == {0}

@@ -97,8 +97,8 @@ class Profiler:
         begin, half = start + turn * TURN_NS, TURN_NS // 2
         running = int(ThreadState.RUNNING)
         rows = [
-            (1, 1, 0, 0, begin, half, 1, 0, Category.PYTHON, Category.PYTHON, running, Opened.RETURN, 0),
-            (1, 1, 0, 0, begin + half, half, 1, 0, Category.BACKEND, Category.PYTHON, running, Opened.CALL, 0),
+            (1, 1, 0, 0, begin, half, 1, 0, Category.PYTHON, Category.PYTHON, running, Opened.RETURN, 0, 0),
+            (1, 1, 0, 0, begin + half, half, 1, 0, Category.BACKEND, Category.PYTHON, running, Opened.CALL, 0, 0),
         ]
         batch = Batch(begin + TURN_NS, losses=Losses(), counters=Counters(received=turn * 2, sent=turn * 2))
         batch.notices = self.notices if turn == 0 else []

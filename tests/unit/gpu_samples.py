@@ -49,7 +49,7 @@ def intervals(rows: Iterable[tuple[int, int, int, int, int, int]]) -> NDArray[np
     python = Category.PYTHON
     return np.array(
         [
-            (thread, path, phase, 0, start, end - start, 1, 0, python, python, state, Opened.CONTINUED, 0)
+            (thread, path, phase, 0, start, end - start, 1, 0, python, python, state, Opened.CONTINUED, 0, 0)
             for thread, path, phase, start, end, state in rows
         ],
         INTERVAL_DTYPE,

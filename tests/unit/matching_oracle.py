@@ -9,18 +9,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.model.categories import Category, ThreadState, Wait
 from rlscope_ebpf.model.events import EventFlag, EventKind
 from rlscope_ebpf.model.tables import Batch, PathInfo, SpanFlag, StringInfo, ThreadInfo
 
 OTHER = int(Category.OTHER)
-_SLEEPING_PYTHON = (int(Category.PYTHON), int(ThreadState.BLOCKED))
-SCHEDULER_KINDS = (EventKind.OFF_CPU, EventKind.ON_CPU)
+SCHEDULER_KINDS = (EventKind.OFF_CPU, EventKind.WAKEUP, EventKind.ON_CPU)
 HITLESS_KINDS = (*SCHEDULER_KINDS, EventKind.PROGRESS_TOTAL, EventKind.THREAD_EXIT)
 COUNTING_KINDS = (EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, EventKind.GIL_ACQUIRE)
 
 Path = tuple[str, ...]
-Tile = tuple[int, int, Path, str, int, int]  # start, end, path, phase, category, state
+Tile = tuple[int, int, Path, str, int, int]  # start, end, path, phase, category, state and WAIT times wait
+WAIT = 10
+CALLS = {203: Wait.LOCK, 231: Wait.SLEEP, 1: Wait.IO, 62: Wait.OTHER, 0: Wait.OTHER}
+"""Numbers of system calls, and 1: futex, clock_nanosleep, read, wait4, none."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class OracleThread:
     cursor: int  # time up to which tiles are out
     latest: int  # no event is taken to be earlier: time of the latest one, or handed out
     category: int
-    state: int = ThreadState.RUNNING
+    state: int = int(ThreadState.RUNNING)
     stack: list[tuple[str, int, str, int]] = field(default_factory=list)  # name, start, phase, flags
     had_operations: bool = False
     had_events: bool = False
@@ -40,11 +42,15 @@ class OracleThread:
     hits: int = 0
 
     def told_tiles(self) -> list[Tile]:
-        """As they are to be handed out: who sleeps does not run Python."""
-        return [
-            (start, end, path, phase, OTHER if (category, state) == _SLEEPING_PYTHON else category, state)
-            for start, end, path, phase, category, state in self.tiles
-        ]
+        """As they are to be handed out: who sleeps does not run Python, and in a CUDA call waits for the GPU."""
+        told = []
+        for start, end, path, phase, category, state in self.tiles:
+            if state % WAIT == ThreadState.BLOCKED and category == Category.PYTHON:
+                category = OTHER
+            elif state % WAIT == ThreadState.BLOCKED and category == Category.CUDA_API:
+                state = ThreadState.BLOCKED + WAIT * Wait.GPU
+            told.append((start, end, path, phase, category, int(state)))
+        return told
 
     @property
     def path(self) -> Path:
@@ -158,7 +164,11 @@ class Oracle:
         thread.category = int(event["category"])
         thread.state = ThreadState.RUNNING
         if kind == EventKind.OFF_CPU:
-            thread.state = ThreadState.BLOCKED if arg else ThreadState.RUNNABLE
+            thread.state = ThreadState.RUNNABLE
+            if arg:
+                thread.state = ThreadState.BLOCKED + WAIT * CALLS[arg >> 16]
+        elif kind == EventKind.WAKEUP:
+            thread.state = ThreadState.RUNNABLE
         elif kind == EventKind.CALL:
             caller = int(event["origin"])
             if caller == Category.OTHER and event["flags"] & EventFlag.PYTHON:
@@ -250,7 +260,7 @@ class Collected:
                 self.paths[int(row["path"])],
                 self.strings[int(row["phase"])],
                 int(row["category"]),
-                int(row["state"]),
+                int(row["state"] + WAIT * row["wait"]),
             )
             for row in rows
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.model.categories import Category, Opened, ThreadState
+from rlscope_ebpf.model.categories import Category, Opened, ThreadState, Wait
 from rlscope_ebpf.model.gpu import GPU_DTYPE, GpuKind
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
@@ -185,14 +185,15 @@ def tables() -> dict[str, NDArray[np.void]]:
             elif opened == Opened.OP_BEGIN:
                 stack.append((number, phase, now))
             site = 1 if category == C else 0
-            rows.append((1, number, phase, site, now, ms * MS, 1, 0, category, origin, state, opened, 0))
+            wait = (Wait.GPU if category == C else Wait.SLEEP) if state == SLEEP else Wait.OTHER
+            rows.append((1, number, phase, site, now, ms * MS, 1, 0, category, origin, state, opened, wait, 0))
             now += ms * MS
         marks.append((1, MarkKind.PROGRESS, now - 1, iteration + 1, ITERATIONS + EVALUATIONS))
     # A thread that has nothing to do all the time; another thread's phase change cuts it.
     change = START_NS + ITERATIONS * ITERATION_MS * MS
     rows += [
-        (2, 0, 0, 0, START_NS, change - START_NS, 0, 0, X, X, SLEEP, Opened.CONTINUED, 0),
-        (2, 0, ids["evaluation"], 0, change, END_NS - change, 0, 0, X, X, SLEEP, Opened.PHASE, 0),
+        (2, 0, 0, 0, START_NS, change - START_NS, 0, 0, X, X, SLEEP, Opened.CONTINUED, Wait.LOCK, 0),
+        (2, 0, ids["evaluation"], 0, change, END_NS - change, 0, 0, X, X, SLEEP, Opened.PHASE, Wait.LOCK, 0),
     ]
     return {
         "intervals": np.array(rows, INTERVAL_DTYPE),

@@ -33,7 +33,7 @@ Stretch = tuple[int, int, int, Category, ThreadState]  # start, end, path, categ
 def rows(thread: int, *stretches: Stretch) -> NDArray[np.void]:
     return np.array(
         [
-            (thread, path, path * 10, 0, start, end - start, 0, 0, category, category, state, Opened.CONTINUED, 0)
+            (thread, path, path * 10, 0, start, end - start, 0, 0, category, category, state, Opened.CONTINUED, 0, 0)
             for start, end, path, category, state in stretches
         ],
         INTERVAL_DTYPE,

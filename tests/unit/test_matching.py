@@ -14,10 +14,20 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(FilePath(__file__).parent))
 
-from matching_oracle import Collected, Oracle, merged
+from matching_oracle import CALLS, WAIT, Collected, Oracle, merged
 
-from rlscope_ebpf.model.categories import UNKNOWN_OPERATION, Category, Opened, ThreadState
-from rlscope_ebpf.model.events import EVENT_DTYPE, TEXT_DTYPE, TEXT_MAX, EventFlag, EventKind, TextKind
+from rlscope_ebpf.model.categories import UNKNOWN_OPERATION, Category, Opened, ThreadState, Wait
+from rlscope_ebpf.model.events import (
+    EVENT_DTYPE,
+    OFF_ARG0_ZERO,
+    OFF_ARG1_ZERO,
+    OFF_CALL_SHIFT,
+    TEXT_DTYPE,
+    TEXT_MAX,
+    EventFlag,
+    EventKind,
+    TextKind,
+)
 from rlscope_ebpf.model.tables import Batch, PathInfo, ProcessInfo, SpanFlag, StringInfo, ThreadInfo
 from rlscope_ebpf.session.matching import Matcher
 
@@ -127,7 +137,7 @@ def make_stream(steps: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[int, ...]]
         elif kind == KIND.OP_END:
             arg = max(0, choice - 4)
         elif kind == KIND.OFF_CPU:
-            arg = choice % 2
+            arg = choice % 2 and 1 | list(CALLS)[choice % len(CALLS)] << OFF_CALL_SHIFT
         else:
             category[thread] = origin
         if choice == 6:
@@ -635,3 +645,65 @@ def test_many_threads_need_more_slots() -> None:
         found.tiles(info.id) == [(1100 + info.tid - 1000, 2000, ("a",), "", PYTHON, 0)]
         for info in found.threads.values()
     )
+
+
+# Off the CPU
+
+
+def off(time: int, state: int, call: int = -1, zero: int = 0, **more: int) -> tuple[int, ...]:
+    return event(time, KIND.OFF_CPU, arg=state | (call + 1) << OFF_CALL_SHIFT | zero, **more)
+
+
+def test_a_woken_thread_waits_for_a_cpu_from_then_on() -> None:
+    events = [begin(1100, A), off(1200, 1, 202), event(1350, KIND.WAKEUP), event(1400, KIND.ON_CPU), off(1450, 0)]
+    for now in (1250, 1360, 1500):  # in one batch or in two
+        matcher = new_matcher()
+        first = matcher.process(array([each for each in events if each[0] <= now]), now)
+        found = collect(matcher, [each for each in events if each[0] > now], 1500, first)
+        assert [tile[:2] + tile[5:] for tile in found.tiles(1)] == [
+            (1100, 1200, ThreadState.RUNNING),
+            (1200, 1350, ThreadState.BLOCKED + WAIT * Wait.LOCK),
+            (1350, 1400, ThreadState.RUNNABLE),
+            (1400, 1450, ThreadState.RUNNING),
+            (1450, 1500, ThreadState.RUNNABLE),
+        ]
+
+
+S, D = 1, 2
+POLL, PPOLL, SELECT, EPOLL = 7, 271, 23, 232
+
+
+@pytest.mark.parametrize(
+    ("wait", "state", "call", "zero"),
+    [
+        (Wait.LOCK, S, 202, 0),  # futex
+        (Wait.LOCK, S, 449, 0),
+        (Wait.LOCK, D, 9, 0),  # mmap: for the map of the process
+        (Wait.SLEEP, S, 35, 0),
+        (Wait.SLEEP, S, 230, OFF_ARG0_ZERO),  # clock_nanosleep: CLOCK_REALTIME is 0
+        (Wait.IO, S, 0, OFF_ARG0_ZERO),  # read from 0
+        (Wait.IO, S, EPOLL, 0),
+        (Wait.IO, S, POLL, 0),
+        (Wait.SLEEP, S, POLL, OFF_ARG0_ZERO | OFF_ARG1_ZERO),
+        (Wait.SLEEP, S, PPOLL, OFF_ARG1_ZERO),
+        (Wait.IO, S, SELECT, OFF_ARG1_ZERO),  # only who can be written to is waited for
+        (Wait.SLEEP, S, SELECT, OFF_ARG0_ZERO),
+        (Wait.DISK, D, 0, 0),
+        (Wait.DISK, D, 74, 0),  # fsync
+        (Wait.DISK, D, -1, 0),  # a page fault
+        (Wait.DISK, D, 4, 0),  # stat
+        (Wait.OTHER, S, -1, 0),
+        (Wait.OTHER, S, 61, 0),  # wait4
+        (Wait.OTHER, 4, 61, 0),  # stopped
+        (Wait.OTHER, S, 60_000, 0),  # whatever that may be
+    ],
+)
+def test_what_is_waited_for(wait: Wait, state: int, call: int, zero: int) -> None:
+    found = collect(new_matcher(), [begin(1100, A), off(1200, state, call, zero)], 1300)
+    assert found.tiles(1)[-1][5] == ThreadState.BLOCKED + WAIT * wait
+
+
+def test_in_a_cuda_call_it_is_the_gpu() -> None:
+    events = [call(1100, PYTHON, CUDA), off(1200, S, 202, category=CUDA), event(1300, KIND.ON_CPU, category=CUDA)]
+    found = collect(new_matcher(), [*events, back(1400, CUDA, PYTHON)], 1500)
+    assert [tile[5] for tile in found.tiles(1)][1] == ThreadState.BLOCKED + WAIT * Wait.GPU

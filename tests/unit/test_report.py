@@ -71,6 +71,54 @@ def validated(value: Breakdown) -> dict:
 # JSON
 
 
+def test_what_threads_were_doing_adds_up() -> None:
+    report = validated(breakdown())
+    found: dict[str, int] = {}
+    for operation in report["processes"][0]["operations"]:
+        parts, states = operation["activities_ns"], operation["state_ns"]
+        assert (parts["running"], parts["runnable"]) == (states["running"], states["runnable"])
+        assert sum(parts.values()) == operation["raw"]["wall_ns"]
+        by_category = operation["activities_by_category_ns"]
+        for category, ns in operation["raw"]["cpu_ns"].items():
+            assert sum(by_category[category].values()) == ns
+        for activity, ns in parts.items():
+            assert sum(category[activity] for category in by_category.values()) == ns
+            found[activity] = found.get(activity, 0) + ns
+    runs = samples.ITERATIONS + samples.EVALUATIONS
+    assert found["gpu"] == found["sleep"] == 4 * MS * runs
+    assert found["lock"] == 2_500 * MS  # the thread that has nothing to do
+    assert found["io"] == found["disk"] == found["other"] == 0
+
+
+ACCOUNTED = replace(
+    samples.COUNTERS, accounted_threads=2, unaccounted_threads=1, accounted_time_ns=5_000 * MS,
+    told_running_ns=2_020 * MS, accounted_running_ns=2_000 * MS, told_runnable_ns=52 * MS,
+    accounted_runnable_ns=50 * MS, told_disk_ns=10 * MS,
+)  # fmt: skip
+
+
+def test_the_kernels_accounts_beside_it() -> None:
+    assert validated(breakdown())["quality"] == {"scheduler": None}
+    report = validated(breakdown(counters=ACCOUNTED))
+    assert report["quality"]["scheduler"] == {
+        "source": "TaskStats",
+        "threads": 2,
+        "threads_left_out": 1,
+        "time_ns": 5_000 * MS,
+        "running": {"told_ns": 2_020 * MS, "accounted_ns": 2_000 * MS, "off": 0.01},
+        "runnable": {"told_ns": 52 * MS, "accounted_ns": 50 * MS, "off": 0.04},  # of what would be a hundredth
+        "agrees": True,
+    }
+    shown = text.report_text(breakdown(counters=ACCOUNTED), 200)
+    assert "ran 2.00 s, waited for a CPU 50.0 ms; what is told here is off by 1.0 %, 4.0 %" in shown
+    assert "1 thread could not be compared" in shown
+    with_disk = replace(ACCOUNTED, accounted_disk=1, accounted_disk_ns=100 * MS)
+    report = validated(breakdown(counters=with_disk))
+    assert report["quality"]["scheduler"]["disk"]["off"] == 0.9
+    assert report["quality"]["scheduler"]["agrees"] is False
+    assert "do not rely on" in text.report_text(breakdown(counters=with_disk), 200)
+
+
 def test_the_schema_itself_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(json.schema())
 

@@ -86,7 +86,7 @@ def test_json_says_what_is_sampled_and_keeps_the_figures() -> None:
 def test_the_text_marks_them_and_says_what_the_mark_means() -> None:
     for width, each in ((80, 3), (160, 1)):  # lines of an operation
         shown = text.report_text(breakdown(), width)
-        lines = shown[: shown.index("TRANSITIONS")].splitlines()
+        lines = shown[: shown.index("all together")].splitlines()
         at = {name: number for number, line in enumerate(lines) for name in ("inference", "backprop") if name in line}
         assert "±" in "".join(lines[at["inference"] : at["inference"] + each]), shown
         assert "±" not in "".join(lines[at["backprop"] : at["backprop"] + min(2, each)]), shown

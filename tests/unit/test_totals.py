@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model import histogram, totals
-from rlscope_ebpf.model.categories import CATEGORY_NAMES, DEFAULT_PHASE, Category, Opened, ThreadState
+from rlscope_ebpf.model.categories import CATEGORY_NAMES, DEFAULT_PHASE, Category, Opened, ThreadState, Wait
+from rlscope_ebpf.model.figures import by_activity
 from rlscope_ebpf.model.keys import KeyRows, last_of_each
 from rlscope_ebpf.model.tables import (
     INTERVAL_DTYPE,
@@ -44,6 +45,7 @@ class Truth:
     """What a session did, counted as it was made up."""
 
     time: Counter[tuple[int, str, tuple[str, ...], int, int]] = field(default_factory=Counter)
+    waits: Counter[tuple[int, str, tuple[str, ...], int, int]] = field(default_factory=Counter)
     hits: Counter[tuple[int, str, tuple[str, ...]]] = field(default_factory=Counter)
     overhead: Counter[tuple[int, str, tuple[str, ...], int]] = field(default_factory=Counter)
     instances: Counter[tuple[int, str, tuple[str, ...]]] = field(default_factory=Counter)
@@ -82,8 +84,8 @@ class Session:
             self.truth.instances[pid, DEFAULT_PHASE, path] += 1
         return {
             "number": number, "pid": pid, "stack": stack, "category": Category.PYTHON, "state": ThreadState.RUNNING,
-            "phase": DEFAULT_PHASE, "now": 0, "alive": True, "opened": Opened.CONTINUED, "origin": Category.PYTHON,
-            "site": 0, "hits": 0, "call": None,
+            "wait": Wait.OTHER, "phase": DEFAULT_PHASE, "now": 0, "alive": True, "opened": Opened.CONTINUED,
+            "origin": Category.PYTHON, "site": 0, "hits": 0, "call": None,
         }  # fmt: skip
 
     def _path(self, path: tuple[str, ...]) -> int:
@@ -105,6 +107,8 @@ class Session:
         if duration or thread["opened"] == Opened.CALL:
             key = (pid, phase, path)
             self.truth.time[(*key, thread["category"], thread["state"])] += duration
+            if thread["wait"]:
+                self.truth.waits[(*key, thread["category"], thread["wait"])] += duration
             self.truth.hits[key] += thread["hits"]
             overhead = self.random.choice((0, 3, 900))  # more than the duration, at times
             self.truth.overhead[(*key, thread["category"])] += overhead
@@ -113,7 +117,8 @@ class Session:
                 self.truth.transitions[(*key, kind)] += 1
             self.rows.append((
                 thread["number"], self.paths[path], self.strings.get(phase, 0), thread["site"], thread["now"], duration,
-                thread["hits"], overhead, thread["category"], thread["origin"], thread["state"], thread["opened"], 0,
+                thread["hits"], overhead, thread["category"], thread["origin"], thread["state"], thread["opened"],
+                thread["wait"], 0,
             ))  # fmt: skip
             thread["hits"] = 0
         thread["now"] += duration
@@ -146,6 +151,8 @@ class Session:
             thread["opened"] = self.random.choice((Opened.CALL, Opened.CALL, Opened.RETURN, Opened.GIL_RELEASE))
         elif choice == 8:
             thread["state"] = ThreadState(self.random.randrange(3))
+            blocked = thread["state"] == ThreadState.BLOCKED
+            thread["wait"] = Wait(self.random.randrange(len(Wait))) if blocked else Wait.OTHER
             thread["opened"] = Opened.SCHEDULER
         elif self.random.random() < 0.3:  # the thread exits
             while thread["stack"]:
@@ -187,13 +194,22 @@ class Session:
 
 def check(counted: Totals, truth: Truth, *, phases: bool) -> None:
     time: Counter[tuple[int, str, tuple[str, ...], int, int]] = Counter()
-    hits, overhead, instances, open_now = Counter(), Counter(), Counter(), Counter()
+    hits, overhead, instances, open_now, waits = Counter(), Counter(), Counter(), Counter(), Counter()
     transitions: Counter[tuple[int, str, tuple[str, ...], str]] = Counter()
     for row in counted.operations():
         key = (row.pid, row.phase, row.path)
         assert key not in hits
         for cell, ns in enumerate(row.time_ns):
             time[(*key, *divmod(cell, len(ThreadState)))] = ns
+        for category in Category:
+            for name, ns in by_activity(row.activity_ns, category).items():
+                if name not in ("running", "runnable", "other"):
+                    waits[(*key, category, Wait[name.upper()])] = ns
+        parts = row.activities_ns
+        assert [parts["running"], parts["runnable"], sum(parts.values()) - sum(row.state_ns[:2])] == list(row.state_ns)
+        assert min(parts.values()) >= 0
+        for category, ns in enumerate(row.category_ns):
+            assert sum(by_activity(row.activity_ns, category).values()) == ns
         hits[key], instances[key], open_now[key] = row.hits, row.count if row.path else 0, row.open_now
         for category, ns in enumerate(row.overhead_ns):
             overhead[(*key, category)] = ns
@@ -207,6 +223,7 @@ def check(counted: Totals, truth: Truth, *, phases: bool) -> None:
             transitions[(*key, kind)] = number
         assert sum(row.category_ns) == sum(row.state_ns) == row.wall_ns == sum(row.resources_ns.values())
     assert +time == +truth.time
+    assert +waits == +truth.waits
     assert +hits == +truth.hits
     assert +overhead == +truth.overhead
     assert +transitions == +truth.transitions

@@ -16,7 +16,7 @@ import minimal_reader
 import trace_example
 import trace_samples as samples
 
-from rlscope_ebpf.model.categories import CATEGORY_NAMES, Opened, ThreadState
+from rlscope_ebpf.model.categories import CATEGORY_NAMES, Opened, ThreadState, Wait
 from rlscope_ebpf.model.gpu import GpuKind
 from rlscope_ebpf.model.tables import TABLES, Counters, Losses, MarkKind, Notice, SpanFlag
 from rlscope_ebpf.trace import codecs, definitions, format, writer
@@ -79,6 +79,9 @@ def test_every_number_is_described() -> None:
     assert intervals["category"][1] == ", ".join(f"{number} {name}" for number, name in enumerate(CATEGORY_NAMES))
     assert [int(number) for number in re.findall(r"\d+", intervals["opened"][1])] == list(Opened)
     assert [int(number) for number in re.findall(r"\d+", intervals["state"][1])] == list(ThreadState)
+    kinds = intervals["wait"][1].removesuffix("Since 1.4").partition(":")[2]
+    assert [int(number) for number in re.findall(r"\b\d\b", kinds)][:-1] == [0, 1, 2, 3, 4, 5]
+    assert sorted(Wait) == [0, 1, 2, 3, 4, 5]
     assert [int(number) for number in re.findall(r"\d+", table_rows(section("`marks`"))["kind"][1])] == list(MarkKind)
     kinds = [int(number) for number in re.findall(r"\d+", table_rows(section("`gpu`"))["kind"][1])]
     assert kinds == [kind for kind in GpuKind if kind != GpuKind.LAUNCH]
@@ -127,7 +130,7 @@ def test_the_golden_trace_reads_as_it_did(version: str) -> None:
         **golden_trace.expected(version),
     }  # what a version did not know it had not
     intervals = expected["tables"]["intervals"]
-    for column in ("overhead_ns", "sampled"):
+    for column in ("overhead_ns", "sampled", "wait"):
         intervals.setdefault(column, [0] * len(intervals["thread"]))
     for table in ("gpu", "samples"):
         expected["tables"].setdefault(table, {name: [] for name in TABLES[table].names or ()})

@@ -255,7 +255,7 @@ async def test_processes() -> None:
         assert "worker-0  pid 4250" in text_of(app, "#header")
         await pilot.press("P", "P")
         assert app.view.pid is None
-        await pilot.press("shift+tab", "down", "enter")
+        await pilot.press("shift+tab", "shift+tab", "down", "enter")
         assert app.active_panel == "processes"
         assert app.view.pid == 4250
         assert "▸ 4250" in text_of(app, "#processes")
@@ -329,18 +329,42 @@ async def test_bars() -> None:
 async def test_panels() -> None:
     async with shown(fakes.FakeSource(fakes.several())) as (app, pilot):
         seen = []
-        for _ in range(5):
+        for _ in range(6):
             table = app.query_one(f"#{app.active_panel}", Table)
             assert table.has_focus
             assert [other.id for other in app.query(Table) if other.display] == [table.id]
             seen.append(app.active_panel)
             await pilot.press("tab")
-        assert seen == ["operations", "transitions", "calls", "gpu", "processes"]
+        assert seen == ["operations", "transitions", "calls", "gpu", "processes", "waits"]
         assert app.active_panel == "operations"
         await pilot.press("shift+tab")
-        assert app.active_panel == "processes"
+        assert app.active_panel == "waits"
         await pilot.click("#tabs", offset=(16, 0))
         assert app.active_panel == "transitions"
+
+
+async def test_waits() -> None:
+    """What threads were doing, per operation and category: in a panel, and in the selected operation's details."""
+    async with shown(fakes.FakeSource(fakes.running())) as (app, pilot):
+        assert "waits for CPU 10.0 %" in text_of(app, "#details")
+        assert "lock 6.7 %" in text_of(app, "#details")
+        await pilot.press("shift+tab")
+        lines = text_of(app, "#waits").splitlines()
+        assert lines[0].split()[-5:] == ["ON", "CPU", "NO", "CPU", "LOCK", "SLEEP"][-5:]
+        at = next(index for index, line in enumerate(lines) if "inference" in line)
+        assert lines[at].split()[-8:] == ["80.0", "%", "10.0", "%", "6.7", "%", "3.3", "%"]
+        assert "Python" in lines[at + 1]
+        assert lines[at + 1].split()[-10:] == ["2.95", "s", "80.0", "%", "10.0", "%", "6.7", "%", "3.3", "%"]
+        await pilot.press("u")
+        assert "2.36 s" in text_of(app, "#waits").splitlines()[at + 1]
+
+
+async def test_a_larger_screen_has_the_waits_in_the_details() -> None:
+    async with shown(fakes.FakeSource(fakes.running())) as (app, pilot):
+        await pilot.press("shift+tab")
+        await pilot.resize_terminal(*LARGE)
+        await until(pilot, lambda: app.dashboard and app.active_panel == "operations")
+        assert not app.query_one("#waits").display
 
 
 async def test_transitions() -> None:
@@ -376,11 +400,11 @@ async def test_zoom_on_a_large_screen() -> None:
     async with shown(fakes.FakeSource(fakes.several()), LARGE) as (app, pilot):
         assert app.dashboard
         # The calls' panel shows kernels as well.
-        assert [table.id for table in app.query(Table) if not table.display] == ["gpu"]
+        assert [table.id for table in app.query(Table) if not table.display] == ["waits", "gpu"]
         await pilot.press("tab", "z")
         assert [table.id for table in app.query(Table) if table.display] == ["transitions"]
         await pilot.press("z")
-        assert [table.id for table in app.query(Table) if not table.display] == ["gpu"]
+        assert [table.id for table in app.query(Table) if not table.display] == ["waits", "gpu"]
         assert app.query_one("#transitions").has_focus
 
 
@@ -420,7 +444,7 @@ async def test_help_that_does_not_fit_scrolls(down: str) -> None:
             await pilot.press(down)
         await settled(app, pilot)
         assert "PER CALL, PER STEP" in text_of(app)
-    async with shown(fakes.FakeSource(fakes.running()), (160, 60)) as (app, pilot):
+    async with shown(fakes.FakeSource(fakes.running()), (160, 66)) as (app, pilot):
         await pilot.press("question_mark")
         assert "PER CALL, PER STEP" in text_of(app)
         assert "scroll" not in text_of(app)
@@ -650,7 +674,7 @@ async def test_the_gpu_has_a_panel_where_it_is_used() -> None:
     async with shown(source) as (app, pilot):
         assert "gpu" not in app.panels
         assert "GPU  " not in text_of(app).splitlines()[4]
-        for name in ("transitions", "calls", "processes", "operations"):
+        for name in ("transitions", "calls", "processes", "waits", "operations"):
             await pilot.press("tab")
             assert app.active_panel == name
         source.current = fakes.on_gpu()
@@ -703,7 +727,8 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], tuple[str, ...], tuple[tuple[i
     "calls": (fakes.several, ("z", "tab", "tab"), (SMALL, LARGE)),
     "gpu": (fakes.on_gpu, ("z", "tab", "tab", "tab"), (SMALL, LARGE)),
     "gpu-operations": (fakes.on_gpu, ("down",), (SMALL, LARGE)),
-    "processes": (fakes.several, ("z", "shift+tab"), (SMALL, LARGE)),
+    "processes": (fakes.several, ("z", "shift+tab", "shift+tab"), (SMALL, LARGE)),
+    "waits": (fakes.running, ("z", "shift+tab"), (SMALL, LARGE)),
     "several": (fakes.several, (), (LARGE,)),
     "nested": (fakes.running, ("i", "u", "b"), (SMALL, LARGE)),
     "empty": (fakes.empty, (), (SMALL, LARGE)),

@@ -90,6 +90,7 @@ def intervals(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void
     part["state"] = random.integers(0, 3, rows)
     part["opened"] = random.integers(0, 9, rows)
     part["sampled"] = part["thread"] == 2
+    part["wait"] = np.where(part["state"] == 2, random.integers(0, 6, rows), 0)
     return part
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.model.figures import ACTIVITIES
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
 from rlscope_ebpf.tui.source import ReplayState
@@ -50,10 +51,20 @@ def operation(
         category_ns=raw,
         corrected_ns=tuple(ns * 9 // 10 for ns in raw),
         state_ns=(wall * 8 // 10, wall // 10, wall - wall * 8 // 10 - wall // 10),
+        activity_ns=activities(raw),
         gpu_ns=gpu_ms * MS,
         resources_ns={},
         transitions=transitions or {},
     )
+
+
+def activities(category_ns: tuple[int, ...]) -> tuple[int, ...]:
+    """Four fifths of each category's time on a CPU, a tenth of it waiting for one, the rest for a lock and asleep."""
+    found: list[int] = []
+    for ns in category_ns:
+        parts = dict.fromkeys(ACTIVITIES, 0) | {"running": ns * 8 // 10, "runnable": ns // 10, "lock": ns // 15}
+        found += (parts | {"sleep": ns - sum(parts.values())}).values()
+    return tuple(found)
 
 
 OPERATIONS = (

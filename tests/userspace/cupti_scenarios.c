@@ -120,8 +120,10 @@ static void check_records(void)
             continue;
         }
         CHECK(r->end_ns >= r->start_ns);
-        if (r->kind == RLSCOPE_GPU_SYNC)
+        if (r->kind == RLSCOPE_GPU_SYNC) {
+            CHECK(r->detail >= 1 && r->detail <= 4 && r->context == 1 && r->thread >= (uint32_t)getpid());
             continue;
+        }
         works++;
         CHECK(launched && launched->correlation == r->correlation);
         CHECK(launched->start_ns <= launched->end_ns && launched->end_ns - launched->start_ns < 10000000000u);
@@ -324,17 +326,22 @@ static void listener_dies(int rounds)
     CHECK(COUNTER(kernels) - before == KERNELS + GRAPH_KERNELS);
 }
 
-/* Nobody ever comes. */
+/* Nobody ever comes: CUPTI is not touched. */
 static void nobody(int rounds)
 {
-    rlscope_gpu_start(0, 2000);
-    while (load_acquire(rlscope_gpu_state.starts) == 0)
-        host_pause(1000000);
+    rlscope_gpu_start(0, 1000);
     for (int i = 0; i < rounds; i++)
         step();
+    CHECK(load(rlscope_gpu_state.state) == RLSCOPE_GPU_STARTING);
     host_await(RLSCOPE_GPU_DORMANT);
-    host_check_clean();
-    CHECK(COUNTER(records) == 0 && heard->records == 0 && COUNTER(late) > 0);
+    CHECK(COUNTER(records) == 0 && heard->records == 0 && load(rlscope_gpu_state.starts) == 0);
+    CHECK(host_cupti("called") == 0 && host_cupti("records") == 0);
+    rlscope_gpu_start(0, 0);
+    CHECK(rlscope_gpu_start(0, 0) == RLSCOPE_GPU_STARTING);
+    host_pause(100000000);
+    host_listen(1);
+    host_await(RLSCOPE_GPU_ACTIVE);
+    host_stop();
 }
 
 /* What was launched before the profiler listened is kept for it. */
@@ -361,8 +368,8 @@ static void flood(int rounds)
     struct rusage before, after;
 
     CHECK(simcuda_set_gpu("latency", 0) == 0);
-    rlscope_gpu_start(0, 600000);
-    host_await(RLSCOPE_GPU_ACTIVE);
+    CHECK(InitializeInjection() == 1);
+    CHECK(load(rlscope_gpu_state.state) == RLSCOPE_GPU_ACTIVE);
     getrusage(RUSAGE_SELF, &before);
     for (int i = 0; i < rounds; i++) {
         CUDA(cuGraphLaunch(graph, streams[0]));
@@ -379,9 +386,10 @@ static void flood(int rounds)
     host_stop();
     host_check_clean();
     CHECK(COUNTER(dropped) == (uint64_t)host_cupti("dropped") && COUNTER(dropped) > 0);
-    CHECK(COUNTER(kernels) + COUNTER(syncs) + COUNTER(dropped) ==
-          (uint64_t)(enqueued(SIMCUDA_KERNEL) + enqueued(SIMCUDA_SYNC)));
-    CHECK(COUNTER(launches) + COUNTER(lost_launches) == (uint64_t)rounds && COUNTER(lost_launches) > 0);
+    CHECK(COUNTER(kernels) + COUNTER(dropped) == (uint64_t)enqueued(SIMCUDA_KERNEL));
+    CHECK(COUNTER(launches) + COUNTER(syncs) + COUNTER(lost_launches) ==
+          (uint64_t)rounds + (uint64_t)enqueued(SIMCUDA_SYNC));
+    CHECK(COUNTER(lost_launches) > 0);
 }
 
 /* No memory for anything, from the start on. */
@@ -408,8 +416,8 @@ static void no_memory(int rounds)
     CHECK(COUNTER(no_buffer) > 0 && COUNTER(lost_launches) > 0);
     host_stop();
     host_check_clean();
-    CHECK(COUNTER(kernels) + COUNTER(syncs) + COUNTER(dropped) == (uint64_t)rounds + 1);
-    CHECK(COUNTER(launches) + COUNTER(lost_launches) == (uint64_t)rounds);
+    CHECK(COUNTER(kernels) + COUNTER(dropped) == (uint64_t)rounds);
+    CHECK(COUNTER(launches) + COUNTER(syncs) + COUNTER(lost_launches) == (uint64_t)rounds + 1);
 }
 
 static uint32_t stop_launching;
@@ -461,38 +469,138 @@ static void *launch_some(void *argument)
     return argument;
 }
 
-/* CUPTI is finalized only where that does no harm, and then in the exit of a call. */
+/* A thread that launches while another waits for it to have done so. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int orders, done;
+
+static void *worker(void *argument)
+{
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (orders == done)
+            pthread_cond_wait(&changed, &lock);
+        if (orders < 0)
+            break;
+        pthread_mutex_unlock(&lock);
+        CUDA(launch(0, 0));
+        pthread_mutex_lock(&lock);
+        done++;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+    return argument;
+}
+
+static void order(int more)
+{
+    pthread_mutex_lock(&lock);
+    orders = more ? orders + 1 : -1;
+    pthread_cond_broadcast(&changed);
+    while (more && done != orders)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static void *launch_rarely(void *argument)
+{
+    while (!load(stop_launching)) {
+        CUDA(launch(0, 0));
+        host_pause(*(const uint64_t *)argument);
+    }
+    return NULL;
+}
+
+/* Leaves while the program goes on; whether CUPTI was finalized. */
+static int leave(void (*go_on)(void))
+{
+    uint32_t before = load(rlscope_gpu_state.finalized);
+
+    host_forget();
+    host_start(0);
+    go_on();
+    rlscope_gpu_stop();
+    while (load_acquire(rlscope_gpu_state.state) != RLSCOPE_GPU_DORMANT)
+        go_on();
+    host_check_clean();
+    go_on();
+    CHECK(host_cupti("finalized_outside") == 0);
+    CHECK(host_cupti("finalized") == (int64_t)load(rlscope_gpu_state.finalized));
+    return (int)(load(rlscope_gpu_state.finalized) - before);
+}
+
+static void launch_one(void)
+{
+    CUDA(launch(0, 0));
+    host_pause(100000);
+}
+
+static void launch_both(void)
+{
+    launch_one();
+    order(1);
+}
+
+static void nothing(void)
+{
+    host_pause(1000000);
+}
+
+/* CUPTI is finalized in the exit of a call, and only where no other thread can come in between. */
 static void finalize(int rounds)
 {
+    static const uint64_t pauses[] = {1500000, 100000000};
     pthread_t other;
 
     host_listen(1);
     for (int i = 0; i < rounds; i++) {
-        host_start(RLSCOPE_GPU_FINALIZE);
-        CUDA(launch(0, 0));
-        rlscope_gpu_stop();
-        while (load_acquire(rlscope_gpu_state.state) != RLSCOPE_GPU_DORMANT)
-            CUDA(launch(0, 0));
-        host_check_clean();
-        CHECK(host_cupti("clock") == 0);
-        CHECK(load(rlscope_gpu_state.finalized) == (uint32_t)i + 1 && host_cupti("finalized") == i + 1);
+        uint64_t kernels_before = COUNTER(kernels), launches_before = COUNTER(launches);
+        int64_t enqueued_before = enqueued(SIMCUDA_KERNEL);
+        CHECK(leave(launch_one) == 1 && host_cupti("clock") == 0);
+        CHECK(COUNTER(launches) - launches_before >= COUNTER(kernels) - kernels_before);
+        CHECK((int64_t)(COUNTER(kernels) - kernels_before) < enqueued(SIMCUDA_KERNEL) - enqueued_before);
     }
-    host_start(RLSCOPE_GPU_FINALIZE); /* a graph was launched */
-    step();
-    synchronize();
-    host_stop();
-    host_start(RLSCOPE_GPU_FINALIZE); /* two threads launched */
-    CUDA(launch(0, 0));
-    CHECK(!pthread_create(&other, NULL, launch_some, NULL));
+    CHECK(leave(step) == (load(rlscope_gpu_state.cupti_version) >= 24)); /* graphs, and waits */
+    CHECK(!pthread_create(&other, NULL, worker, NULL));
+    CHECK(leave(launch_both) == 1);
+    order(0);
     pthread_join(other, NULL);
-    host_stop();
-    host_start(RLSCOPE_GPU_FINALIZE); /* nothing is called any more: it gives up */
-    CUDA(launch(0, 0));
-    synchronize();
-    host_stop();
+    for (size_t i = 0; i < sizeof pauses / sizeof *pauses; i++) { /* threads that do not wait for this one */
+        store(stop_launching, 0);
+        CHECK(!pthread_create(&other, NULL, launch_rarely, (void *)&pauses[i]));
+        CHECK(leave(launch_one) == 0);
+        store(stop_launching, 1);
+        pthread_join(other, NULL);
+    }
+    CHECK(leave(nothing) == 0);
+    host_start(RLSCOPE_GPU_KEEP);
+    launch_one();
+    rlscope_gpu_stop();
+    while (load_acquire(rlscope_gpu_state.state) != RLSCOPE_GPU_DORMANT)
+        launch_one();
     host_check_clean();
-    CHECK(load(rlscope_gpu_state.finalized) == (uint32_t)rounds);
-    CHECK(host_cupti("finalized") == rounds && host_cupti("finalized_outside") == 0);
+    CHECK(COUNTER(errors) == 0);
+}
+
+/* Somebody comes while it is leaving. */
+static void started_while_leaving(int rounds)
+{
+    host_listen(1);
+    for (int i = 0; i < rounds; i++) {
+        host_start(0);
+        step();
+        rlscope_gpu_stop();
+        host_await(RLSCOPE_GPU_LEAVING); /* nothing is called, so it takes its time */
+        CHECK(rlscope_gpu_start(0, 0) == RLSCOPE_GPU_LEAVING);
+        host_await(RLSCOPE_GPU_ACTIVE);
+        uint64_t before = COUNTER(kernels);
+        step();
+        synchronize();
+        host_stop();
+        CHECK(COUNTER(kernels) - before == KERNELS + GRAPH_KERNELS);
+        CHECK(load(rlscope_gpu_state.starts) == 2 * (uint32_t)i + 2);
+    }
+    host_check_clean();
 }
 
 /* Threads that come and go use the rings again; too many at a time are counted. */
@@ -527,9 +635,9 @@ static void many_threads(int rounds)
         pthread_join(crowd[i], NULL);
     synchronize();
     host_stop();
-    CHECK(COUNTER(launches) + COUNTER(lost_launches) == (uint64_t)(rounds * 100 + CROWD));
+    CHECK(COUNTER(launches) + COUNTER(syncs) + COUNTER(lost_launches) == (uint64_t)(rounds * 100 + CROWD + 1));
     CHECK(COUNTER(lost_launches) >= CROWD - 256);
-    check_counts();
+    CHECK(host_heard_of(RLSCOPE_GPU_KERNEL, NULL) == (uint64_t)enqueued(SIMCUDA_KERNEL));
 }
 
 static void print_at_exit(void)
@@ -623,7 +731,8 @@ int main(int argc, char **argv)
         {"flood", flood, 60000},
         {"no_memory", no_memory, 500},
         {"again", again, 20},
-        {"finalize", finalize, 5},
+        {"finalize", finalize, 3},
+        {"started_while_leaving", started_while_leaving, 3},
         {"many_threads", many_threads, 600},
         {"at_exit", at_exit, 500},
         {"forks", forks, 5},

@@ -100,7 +100,8 @@ EVERYWHERE = {
     "nobody": 20,
     "listener_comes_late": 20,
     "again": 4,
-    "finalize": 4,
+    "finalize": 2,
+    "started_while_leaving": 2,
     "many_threads": 200,
 }
 PLAIN = {"failed_launches": 999, "no_memory": 500, "forks": 5, "again": 20, "flood": 60_000, "names_flood": 33_000}
