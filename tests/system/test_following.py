@@ -19,33 +19,49 @@ Attach = Callable[..., tuple[Profiler, Path]]
 StartTarget = Callable[..., Program]
 StartProfiler = Callable[..., Profiler]
 
-LIVED_NS = 100_000_000
 AFTERWARDS_NS = 1_000_000_000
 """The kernel wakes the parent before it stamps its message of the end: a process that loses its CPU there is late."""
 
 
+ONCE = 16  # descriptors, and threads, that are made with the first processes and then kept
+PROCESS_BYTES = 16 << 10
+CACHES_BYTES = 16 << 20
+
+
 @pytest.mark.slow
 def test_no_process_of_a_storm_is_lost(start_target: StartTarget, attach: Attach) -> None:
-    target = start_target(sys.executable, TARGETS / "storm.py", "8", "8", "1")
+    seconds = os.environ.get("RLSCOPE_STORM_SECONDS", "5")  # each of two storms; 60 make it two minutes
+    target = start_target(sys.executable, TARGETS / "storm.py", seconds, "64", "1", "2")
     profiler, trace = attach(target)
     before = footprint(profiler.pid)
+
+    def is_calm() -> bool:
+        now = footprint(profiler.pid)
+        return now.descriptors <= before.descriptors + ONCE and now.threads <= before.threads + ONCE
+
     target.go()
-    truth = target.truth(240)
+    patience = 60 + 10 * float(seconds)
+    wait_for(lambda: "CALM" in target.output, patience, "the end of the first storm")
+    wait_for(is_calm, patience, "the end of what belongs to processes that have ended")
+    between = footprint(profiler.pid)
+    target.go()
+    truth = target.truth(patience)
+    wait_for(is_calm, patience, "the end of what belongs to processes that have ended")
+    after = footprint(profiler.pid)
+    target.go()
     assert target.wait() == 0
-    after = footprint(profiler.pid) if profiler.is_running() else before
-    assert profiler.wait(120) == 0, profiler.stderr
+    assert profiler.wait(patience) == 0, profiler.stderr
+
     found = {each["pid"]: each for each in report(trace)["processes"]}
-    lived = [each for each in truth["processes"] if each["ended"] - each["began"] > LIVED_NS]
-    assert len(lived) > 20  # or the test shows nothing
-    missing = [each for each in lived if each["pid"] not in found]
-    assert not missing
-    wrong = {each["pid"]: each for each in truth["processes"] if each["pid"] in found}
-    for pid, each in wrong.items():
-        assert found[pid]["ppid"] == each["parent"], each
-        assert found[pid]["exit_status"] == each["status"], each
-        assert each["began"] <= found[pid]["end_ns"] <= each["ended"] + AFTERWARDS_NS, each
-    assert after.descriptors < before.descriptors + 200  # what is still being taken away
-    assert not [line for line in profiler.stderr.splitlines() if "Traceback" in line]
+    assert len(truth["processes"]) > 100  # or the test shows nothing
+    assert not [each for each in truth["processes"] if each["pid"] not in found]
+    for each in truth["processes"]:
+        told = found[each["pid"]]
+        assert told["ppid"] == each["parent"], each
+        assert told["exit_status"] == each["status"], each
+        assert each["began"] <= told["end_ns"] <= each["ended"] + AFTERWARDS_NS, each
+    # What is remembered of a process, for the report's sake, is its name and the like.
+    assert after.resident - between.resident < len(truth["processes"]) * PROCESS_BYTES + CACHES_BYTES
 
 
 def _simulated(trace: Path) -> dict[int, Any]:

@@ -1,8 +1,9 @@
 """A family of processes that fork, execute, exit and crash at random, and write down who there was.
 
-    storm.py SECONDS WORKERS SEED
+    storm.py SECONDS WORKERS SEED [STORMS]
 
-READY pid, then a line on stdin lets it begin. TRUTH: one entry per process that it started: pid, parent, begin and end
+READY pid, then a line on stdin lets it begin. Of several storms each needs a line, and so does the end. One that is
+over says CALM, the last one TRUTH. TRUTH: one entry per process that it started: pid, parent, begin and end
 (CLOCK_MONOTONIC, ns, as its parent saw them), exit status (negative: the signal), and how it came to be.
 """
 
@@ -81,14 +82,8 @@ def write(log: int, pid: int, began: int, status: int, how: str) -> None:
     os.write(log, (json.dumps(entry) + "\n").encode())
 
 
-def main() -> None:
+def storm(seconds: float, workers: int, rng: random.Random, log: int) -> None:
     """Keep so many children for so long."""
-    seconds, workers, seed = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    rng = random.Random(seed)
-    path = f"/tmp/storm-{os.getpid()}.log"
-    log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    print("READY", os.getpid(), flush=True)
-    sys.stdin.readline()
     living: dict[int, tuple[int, str]] = {}
     until = time.monotonic() + seconds
     while living or time.monotonic() < until:
@@ -99,10 +94,27 @@ def main() -> None:
         if pid in living:
             write(log, pid, living[pid][0], status, living[pid][1])
             del living[pid]
+
+
+def main() -> None:
+    """Raise so many storms, and tell of them."""
+    seconds, workers, seed = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    storms = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    rng = random.Random(seed)
+    path = f"/tmp/storm-{os.getpid()}.log"
+    log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    print("READY", os.getpid(), flush=True)
+    for number in range(storms):
+        sys.stdin.readline()
+        storm(seconds, workers, rng, log)
+        if number < storms - 1:
+            print("CALM", number + 1, flush=True)
     with open(path) as file:
         entries = [json.loads(line) for line in file]
     os.unlink(path)
     print("TRUTH", json.dumps({"pid": os.getpid(), "processes": entries}), flush=True)
+    if storms > 1:
+        sys.stdin.readline()
 
 
 if __name__ == "__main__":
