@@ -26,6 +26,7 @@ from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher, expected_object, read_maps
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
 from rlscope_ebpf.capture.objects import C_LIBRARIES
+from rlscope_ebpf.capture.package_folders import marker_libraries
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
@@ -56,7 +57,7 @@ from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
 from rlscope_ebpf.session.guard import ReturnGuard, nests_deeply, why_switching
-from rlscope_ebpf.session.lateness import lateness
+from rlscope_ebpf.session.lateness import late_markers, lateness
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
@@ -610,6 +611,7 @@ class Profiler:
         if paths:
             paths += _c_libraries(target)
         if Group.MARKER not in _groups(plans):
+            paths += marker_libraries(target.pid, target.watcher.objects.values())
             with suppress(UnsupportedError):
                 paths.append(str(marker_library()))
         known = {mapped.path for mapped in target.watcher.objects.values()}
@@ -901,8 +903,8 @@ class Profiler:
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
-            if late := lateness(unexpected, plans, monotonic_ns() - since_ns):
-                self.notices.append(late)
+            took_ns = monotonic_ns() - since_ns
+            self.notices += filter(None, (lateness(unexpected, plans, took_ns), late_markers(plans, took_ns)))
         self._forget_ended(now_ns)
 
     def _renew(self, target: Target) -> None:
@@ -920,6 +922,7 @@ class Profiler:
             else:
                 planner.take_over(old)
         target.planning = None
+        self._expect(target, ())  # the new program may be another interpreter, with other packages
         moment = monotonic_ns() - SETTLE_NS
         self._catch_up(moment)  # what is in the ring came before
         if self._samples_all or target.is_told_of:
