@@ -273,6 +273,10 @@ class Engine:
         """Running totals."""
         return self._programs.counters()
 
+    def silent_hits(self, sites: Iterable[int]) -> NDArray[np.uint64]:
+        """Hits so far that sent no event, by the id of the probe, in the order of `sites`. Takes 3 µs for each."""
+        return self._programs.silent_hits(sites)
+
     def detach(self) -> None:
         """Take every probe away; what is in the rings can still be read."""
         self.begin_detach()

@@ -65,7 +65,7 @@ from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
 from rlscope_ebpf.session.sampling import SAMPLED_FOR, Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
-from rlscope_ebpf.session.spending import Spent, read_spent, shares
+from rlscope_ebpf.session.spending import SilentHits, Spent, read_spent, shares
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
 
@@ -154,6 +154,7 @@ class Profiler:
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
         self._accounting = AccountingCheck()
         self._governor_state: Spent | None = None
+        self._silent_hits = SilentHits(lambda probes: self._engine.silent_hits(probes), self._worth)
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
         """How the GPU helper gets into a command that was launched; None: the targets were running already."""
@@ -984,7 +985,7 @@ class Profiler:
         previous, self._governor_state = self._governor_state, spent
         if previous is None:
             return
-        found = shares(previous, spent, self._worth, self._engine.ticks_share)
+        found = shares(previous, spent, self._worth, self._engine.ticks_share, silent=self._silent_hits)
         settled = not self._engine.probes_to_detach
         decision = self._governor.decide(now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled)
         self._carry_out(decision)
