@@ -42,7 +42,7 @@ def measure(results: Results, effort: Effort) -> None:
     need_root()
     with tempfile.TemporaryDirectory() as folder:
         program = compile_program(SOURCE, Path(folder))
-        command = [*REALTIME, program, marker_library()]
+        command: list[str | Path] = [*REALTIME, program, marker_library()]
         with Target(command) as other, Target(command) as own, loaded_engine() as engine:
             _follow(engine, own)
             for _ in range(effort.of(25, 3)):
