@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.engine import SAMPLE_NS, SPARING_SAMPLE_NS, Engine, ProbeSite, armed_sites
+from rlscope_ebpf.capture.engine import Engine, ProbeSite, armed_sites
 from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
@@ -100,8 +100,9 @@ _TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
 
 _FIRST = frozenset({Group.MARKER, Group.GATE})
 
-SPARING_BELOW = 4.0
-"""Below this limit of the overhead, in percent, fewer samples are taken."""
+ALONE_OF_LIMIT, BESIDE_OF_LIMIT = 0.5, 0.25
+"""Part of the limit that samples may take where they tell everything, and where they stand in for probes: if they would
+take more, there are fewer of them."""
 
 _MOMENTS = 5
 """How often the counters are read at the end of a session, for once without an interruption."""
@@ -574,9 +575,9 @@ class Profiler:
     def _sample(self, since_ns: int, categories: Iterable[Category]) -> None:
         """Let the clock's samples tell, from a moment on, the time that probes take for these categories."""
         try:
-            limit = self.options.max_overhead
-            sparing = 0 < limit < SPARING_BELOW and not self._samples_all
-            self._engine.sample(follow=self._samples_all, every_ns=SPARING_SAMPLE_NS if sparing else SAMPLE_NS)
+            limit = self.options.max_overhead / 100
+            part = ALONE_OF_LIMIT if self._samples_all else BESIDE_OF_LIMIT
+            self._engine.sample(follow=self._samples_all, most=part * limit if limit else 1.0)
         except OSError as error:
             raise UnsupportedError(
                 f"The clock for sampling cannot be had: {error.strerror}.", "Use --mode trace, which needs none."
