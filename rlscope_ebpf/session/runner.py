@@ -67,6 +67,7 @@ from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
 from rlscope_ebpf.session.spending import SilentHits, Spent, read_spent, shares
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
+from rlscope_ebpf.session.unseen import UnseenThreads
 from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
 
 TURN_S = 0.25
@@ -154,6 +155,8 @@ class Profiler:
         self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
         self._accounting = AccountingCheck()
+        self._unseen = UnseenThreads()
+        self._follows_scheduler = True
         self._governor_state: Spent | None = None
         self._silent_hits = SilentHits(lambda probes: self._engine.silent_hits(probes), self._worth)
         self._started: Matcher | None = None
@@ -202,6 +205,7 @@ class Profiler:
         try:
             self._loaded.follow_scheduler()
         except OSError as error:
+            self._follows_scheduler = False
             self.notices.append(
                 f"The scheduler's tracepoints are not available ({error.strerror}): waiting threads show as running."
             )
@@ -536,6 +540,7 @@ class Profiler:
         """Begin to profile a target whose probes are set."""
         process = target.process
         self._matcher.add_process(target.info())
+        self._unseen.begin(target.pid)
         if _has_ended(target):
             # What its threads did is not to be guessed.
             self.notices.append(f"Process {target.pid} ended while its probes were being set: nothing is known of it.")
@@ -804,9 +809,11 @@ class Profiler:
             self._sampler.define(batch.definitions)
         batch.losses = self._losses(batch.losses, counters)
         self._accounting.add(batch)
+        self._unseen.add(batch)
         batch.counters = self._work(counters)
         if last:
             batch.counters = self._accounting.compare(batch.counters)
+            self.notices += self._unseen.said(certain=self._follows_scheduler and not batch.losses.events)
         if self._gpu:
             self._gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
         if "intervals" in batch.tables:
@@ -862,6 +869,7 @@ class Profiler:
             if target.end_ns is not None:
                 continue
             ended = _has_ended(target)
+            self._look_at_threads(target, now_ns, last=ended)
             if not ended and target.has_executed():
                 self._renew(target)
             loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
@@ -908,6 +916,9 @@ class Profiler:
             took_ns = monotonic_ns() - since_ns
             self.notices += filter(None, (lateness(unexpected, plans, took_ns), late_markers(plans, took_ns)))
         self._forget_ended(now_ns)
+
+    def _look_at_threads(self, target: Target, now_ns: int, *, last: bool = False) -> None:
+        self._unseen.look(target.pid, now_ns, tells=self._samples_all or target.is_told_of, last=last)
 
     def _renew(self, target: Target) -> None:
         """A target runs another program: plan for that. What its old program did has ended, as the kernel told."""
@@ -1045,6 +1056,9 @@ class Profiler:
         self._end_guards()
         end_ns, self._final = self._at_one_moment()
         self._accounting.read_end()
+        for target in self.targets:
+            if target.end_ns is None:
+                self._look_at_threads(target, end_ns, last=True)
         if self._following:
             self._following.finish()
         self._look_at_rules(complain=True)

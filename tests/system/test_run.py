@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import venv
@@ -176,6 +177,35 @@ def test_markers_that_nobody_expected_are_said_to_come_late(tmp_path: Path) -> N
     assert notice["important"]
     assert str(tmp_path / "hidden") in notice["text"]
     assert notice["text"] in stderr
+
+
+POOL = """
+#include <pthread.h>
+static void *spin(void *nothing)
+{
+    for (volatile unsigned long turns = 0;; turns++)
+        ;
+    return nothing;
+}
+void begin(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, 0, spin, 0);
+}
+"""
+
+
+def test_a_native_thread_that_no_probe_hears_of_is_said(tmp_path: Path) -> None:
+    source, library = tmp_path / "pool.c", tmp_path / "libpool.so"
+    source.write_text(POOL)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
+    code = f"import ctypes, time; ctypes.CDLL({str(library)!r}).begin(); time.sleep(2)"
+    status, _, stderr = _run(tmp_path, sys.executable, "-c", code)
+    assert status == 0, stderr
+    document = report(tmp_path / "a.rlscope")
+    (text,) = [each["text"] for each in document["notices"] if "not in the figures" in each["text"]]
+    assert text.endswith("1 more thread ran that never entered Python, an operation or a probed library.")
+    assert text in stderr
 
 
 @pytest.mark.parametrize("before", ["exec", "sleep 0.5; exec"], ids=["at once", "later"])
