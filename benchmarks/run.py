@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from benchmarks import attaching, correction, hits, markers, reading, reporting, training
+from benchmarks import attaching, correction, hits, markers, reading, reporting, scheduling, training
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Results, as_text, rows, widths_of
 from benchmarks.machine import cpu_times, software, this_machine
@@ -23,6 +23,7 @@ from rlscope_ebpf.errors import ProfilerError
 BENCHMARKS: tuple[Benchmark, ...] = (
     hits.BENCHMARK,
     markers.BENCHMARK,
+    scheduling.BENCHMARK,
     reading.BENCHMARK,
     attaching.BENCHMARK,
     training.BENCHMARK,

@@ -110,7 +110,8 @@ static __always_inline int entered(struct pt_regs *ctx)
         hold(t);
 
     if (action == RLS_ACT_EXIT || action == RLS_ACT_CATCH || action == RLS_ACT_LONGJMP) {
-        t->silent += !told;
+        if (!told)
+            keep_silent(t, site);
         return 1;
     }
     if (action >= RLS_ACT_OP_BEGIN) {

@@ -20,6 +20,7 @@
 
 #define RLS_MAX_FRAMES 32
 #define RLS_MAX_THREADS 16384
+#define RLS_SILENT_SITES 16384
 
 struct frame {
     u64 sp;
@@ -76,6 +77,8 @@ BPF_TABLE("hash", u32, u64, loads, 4096);
 /* The same as of the profiler's last look; gone where no return probe is allowed. */
 BPF_TABLE("hash", u32, u64, looks, 4096);
 BPF_TABLE("percpu_array", int, u64, counters, RLS_N_COUNTERS);
+/* By probe id, as far as there is room: hits that sent no event. */
+BPF_TABLE("percpu_array", int, u64, silent_hits, RLS_SILENT_SITES);
 BPF_TABLE("array", int, struct thread, zero_thread, 1); /* never written: what a new thread starts from */
 
 static __always_inline void count(int which, u64 by)
@@ -83,6 +86,15 @@ static __always_inline void count(int which, u64 by)
     u64 *value = counters.lookup(&which);
     if (value)
         *value += by;
+}
+
+static __always_inline void keep_silent(struct thread *t, u32 site)
+{
+    int index = site;
+    u64 *value = silent_hits.lookup(&index);
+    if (value)
+        *value += 1;
+    t->silent++;
 }
 
 /*
@@ -211,7 +223,7 @@ static __always_inline void send(struct thread *t, u32 tid, u64 now, u8 kind, u3
 static __always_inline void send_change(struct thread *t, u32 tid, u64 now, u8 kind, u32 site, u8 flags)
 {
     if (current_category(t) == t->sent) {
-        t->silent++;
+        keep_silent(t, site);
         return;
     }
     u64 silent = t->silent;

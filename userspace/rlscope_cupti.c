@@ -73,9 +73,11 @@ static uint8_t activated;      /* CUPTI was started by the thread that starts ou
 static void *subscriber;
 static int64_t clock_shift;
 
-enum { FINALIZE_NO, FINALIZE_WANTED, FINALIZE_RUNS, FINALIZE_DONE };
+enum { FINALIZE_NO, FINALIZE_WANTED, FINALIZE_RUNS, FINALIZE_NEAR, FINALIZE_DONE };
 static uint32_t finalizing;
-static uint32_t trials; /* passed; what follows is changed by whoever makes it FINALIZE_RUNS */
+/* What follows is changed by whoever makes it FINALIZE_RUNS, and by the library's thread while it is FINALIZE_NEAR. */
+static uint32_t trials;      /* passed */
+static uint32_t near;        /* calls of the runtime are heard of as well */
 static uint64_t next_trial;
 
 static const uint32_t kinds[] = {
@@ -146,7 +148,11 @@ static void finalize_now(void)
     records_release(1);
 }
 
-/* At the end of an outermost call. No other thread may be in a call, or come into one before we are done. That holds if
+/* At the end of an outermost call. First only the driver's calls are heard of, to see whether this will come to a good
+ * end. The runtime's, in whose exit it is done then, are not switched on and off otherwise: a thread that is in one
+ * meanwhile keeps its correlation id for all that it does later, and PyTorch's profiler stumbles over that.
+ *
+ * No other thread may be in a call, or come into one before we are done. That holds if
  * there is none, or if the others only work for this one (PyTorch's autograd engine), and do nothing while it does not. */
 static void finalize_here(void)
 {
@@ -157,13 +163,15 @@ static void finalize_here(void)
         return;
     switch (launches_others(&calls)) {
     case OTHERS_NONE:
-        next = FINALIZE_DONE;
+        next = near ? FINALIZE_DONE : FINALIZE_NEAR;
         break;
     case OTHERS_SLEEP:
         if (launches_of_graphs() || !others_wait_for_us(calls))
             next = FINALIZE_NO;
-        else if (++trials == TRIALS)
+        else if (near)
             next = FINALIZE_DONE; /* they have stood still just now, and still do */
+        else if (++trials == TRIALS - 1)
+            next = FINALIZE_NEAR;
         store(next_trial, now_ns() + BETWEEN_TRIALS_NS);
         break;
     case OTHERS_BUSY:
@@ -370,12 +378,11 @@ static int finalize(void)
     if (load(options) & RLSCOPE_GPU_KEEP || !cupti.cuptiFinalize ||
         (launches_of_graphs() && load(rlscope_gpu_state.cupti_version) < GRAPHS_VERSION))
         return 0;
-    trials = 0;
+    trials = near = 0;
     store(next_trial, begin + OBSERVE_NS);
     launches_observe();
     store_release(finalizing, FINALIZE_WANTED);
-    if (CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_RUNTIME) == CU_OK)
-        CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_DRIVER);
+    CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_DRIVER);
     for (;;) {
         uint32_t seen = load_acquire(wakes);
         uint32_t found = load_acquire(finalizing);
@@ -383,9 +390,16 @@ static int finalize(void)
         if (found == FINALIZE_DONE)
             break;
         if (found == FINALIZE_NO || (enough && exchange(finalizing, FINALIZE_WANTED, FINALIZE_NO))) {
-            CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_RUNTIME);
+            if (near)
+                CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_RUNTIME);
             CUPTI(cuptiEnableDomain, 0, subscriber, CU_DOMAIN_DRIVER);
             return 0;
+        }
+        if (found == FINALIZE_NEAR) {
+            near = 1;
+            CUPTI(cuptiEnableDomain, 1, subscriber, CU_DOMAIN_RUNTIME);
+            store(next_trial, now_ns() + BETWEEN_TRIALS_NS); /* calls that are under way now are over by then */
+            store_release(finalizing, FINALIZE_WANTED);
         }
         if (now_ns() >= next_fetch && exchange(finalizing, FINALIZE_WANTED, FINALIZE_RUNS)) {
             fetch(0);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.bpf import BpfMap
 from rlscope_ebpf.capture.compiler import EVENT_RING_BYTES, SAMPLE_RING_BYTES, TEXT_RING_BYTES, CompiledPrograms
@@ -31,6 +32,7 @@ class Programs:
         self._records = BpfMap(maps["marker_records"])
         self._interpreters = BpfMap(maps["interpreters"])
         self._counters = BpfMap(maps["counters"])
+        self._silent = BpfMap(maps["silent_hits"])
         self._settings = BpfMap(maps["settings"])
         self._loads = BpfMap(maps["loads"])
         self._looks = BpfMap(maps["looks"])
@@ -92,6 +94,12 @@ class Programs:
             if self._counters.lookup_into(_u32(index), per_cpu):
                 totals[index] = per_cpu.sum()
         return parse_counters(totals)
+
+    def silent_hits(self, sites: Iterable[int]) -> NDArray[np.uint64]:
+        """Hits so far that sent no event, by site; of ids beyond the map's size none are counted."""
+        per_cpu = np.zeros(self._cpus, np.uint64)
+        found = [int(per_cpu.sum()) if self._silent.lookup_into(_u32(site), per_cpu) else 0 for site in sites]
+        return np.array(found, np.uint64)
 
     def reset_counters(self) -> None:
         """Let them all be zero."""

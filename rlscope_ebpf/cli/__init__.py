@@ -5,19 +5,19 @@ A verb's module is imported only when the verb is used, and what the verb works 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 import click
 
+from rlscope_ebpf.__main__ import INTERRUPTED
 from rlscope_ebpf.errors import ExitStatus, ProfilerError
 
 PROGRAM = "rlscope-ebpf"
-
-INTERRUPTED = 128 + 2
-"""Exit status after Ctrl-C where nothing could be finished, as shells expect it."""
 
 VERBS: dict[str, str] = {
     "attach": "Attach to running processes.",
@@ -62,6 +62,19 @@ class VerbGroup(click.Group):
             # "run again with --debug" should work wherever a person puts it.
             command.params.append(_debug_option(hidden=True))
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {close[0]!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -132,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _quiet_stdout()
     except (KeyboardInterrupt, click.Abort):
-        _say("Interrupted.")
+        _say(_INTERRUPTED_WORDS.get(words[0] if words else "", "Interrupted."))
         return INTERRUPTED
     except click.ClickException as error:
         _raise_if_debugging(context)
@@ -143,11 +156,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(error.problem, error.remedy)
         return error.status
     except Exception as error:  # the one boundary
+        if isinstance(error, OSError) and error.errno == errno.EIO and not _has_terminal():
+            return _quiet_stdout()
         _raise_if_debugging(context)
         _say(
             f"Something unexpected went wrong ({type(error).__name__}: {error}).", "Run again with --debug for details."
         )
         return ExitStatus.FAILED
+
+
+_INTERRUPTED_WORDS = {
+    "attach": "Interrupted; the target runs on.",
+    "run": "Interrupted before the command was let go; it has been ended.",
+}
+
+
+def _has_terminal() -> bool:
+    """Whether the terminal that this was started from, if it was, is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _short_help() -> int:
@@ -165,10 +195,15 @@ def _raise_if_debugging(context: click.Context | None) -> None:
         traceback.print_exc()
 
 
+_EXTRA_PID = re.compile(r"unexpected extra argument \((\d+)\)")
+
+
 def _usage_sentences(error: click.ClickException) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else PROGRAM
     message = " ".join(error.format_message().split())
+    if context is not None and context.info_name == "attach" and (extra := _EXTRA_PID.search(message)):
+        return "`attach` takes no bare numbers.", f"Name a process with --pid {extra[1]}."
     stop = "" if message.endswith((".", "?", "!")) else "."
     return message + stop, f"`{path} --help` lists what can be given."
 

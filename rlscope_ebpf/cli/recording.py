@@ -163,8 +163,8 @@ class LiveSource:
 
 
 def wants_tui(options: CaptureOptions) -> bool:
-    """Whether the live UI is shown: on a terminal, unless told otherwise."""
-    return options.tui and sys.stdout.isatty() and sys.stdin.isatty()
+    """Whether the live UI is shown: on a terminal, unless told otherwise. It is drawn on stderr."""
+    return options.tui and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def trace_path(options: CaptureOptions) -> Path:

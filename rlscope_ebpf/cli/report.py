@@ -39,6 +39,7 @@ def _print_schema(context: click.Context, _parameter: click.Parameter, value: bo
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
     help="text: tables for people; json: everything, as --schema describes it; csv: one row per operation.",
 )  # fmt: skip
+@click.option("--json", "form", flag_value="json", hidden=True)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
     help="Write to this file, replacing it, instead of stdout.",

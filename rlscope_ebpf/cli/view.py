@@ -20,7 +20,7 @@ def command(trace: Path) -> int:
 
     if not trace.exists():
         raise UsageError(f"There is no file {trace}.", "Give the path of a trace, which ends in .rlscope.")
-    if not (sys.stdout.isatty() and sys.stdin.isatty()):
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("`view` needs a terminal.", f"`rlscope-ebpf report {trace}` prints the same figures anywhere.")
 
     from rlscope_ebpf.model import format as fmt

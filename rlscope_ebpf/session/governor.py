@@ -106,7 +106,7 @@ class Governor:
                 self._off[unit.key] = now_s, unit
                 self._times_off[unit.key] += 1
                 self._units.pop(unit.key, None)
-            self.share -= sum(unit.cost for unit in taken)
+            self.share = max(0.0, self.share - sum(unit.cost for unit in taken))
             self._changed_s = self._took_off_s = now_s
             self._settled = False
             return decision

@@ -34,6 +34,9 @@ _OPENED_BY = {
 # By kind of event: what it opens an interval as, CONTINUED: it opens none; is it a probe hit of its own.
 _OPENED = np.full(256, Opened.CONTINUED, np.uint8)
 _OPENED[list(_OPENED_BY)] = list(_OPENED_BY.values())
+_WOKEN = len(ThreadState)
+"""Until rows are handed out: runnable, but not because it was preempted."""
+
 _OWN_HIT = np.zeros(256, np.bool_)
 _HITLESS = {
     EventKind.PROGRESS_TOTAL,
@@ -156,7 +159,7 @@ def hand_out(rows: Rows, exited: NDArray[np.bool_]) -> tuple[NDArray[np.void], N
     still_open["hits"][handed] = still_open["overhead_ns"][handed] = 0
     still_open["opened"][handed] = Opened.CONTINUED
     still_open["origin"][handed] = still_open["category"][handed]
-    table = _without_sleeping_python(table if emit.all() else chosen(table, emit))
+    table = _without_waiting_python(table if emit.all() else chosen(table, emit))
     mark_gpu_waits(table)
     return table, still_open
 
@@ -166,14 +169,17 @@ def mark_gpu_waits(table: NDArray[np.void]) -> None:
     table["wait"][(table["state"] == ThreadState.BLOCKED) & (table["category"] == Category.CUDA_API)] = Wait.GPU
 
 
-def _without_sleeping_python(table: NDArray[np.void]) -> NDArray[np.void]:
+def _without_waiting_python(table: NDArray[np.void]) -> NDArray[np.void]:
     """`table`, changed: a thread that sleeps does not run the interpreter, whatever its last probe said.
 
-    It waits for the interpreter lock in the middle of its loop, or has released it where no probe is.
+    It waits for the interpreter lock in the middle of its loop, or has released it where no probe is. Nor has it the
+    lock back while it has only been woken. Who was preempted has it still.
     """
-    sleeping = (table["state"] == ThreadState.BLOCKED) & (table["category"] == Category.PYTHON)
-    if sleeping.any():
-        table["category"][sleeping] = table["origin"][sleeping] = Category.OTHER
+    woken = table["state"] == _WOKEN
+    waiting = (woken | (table["state"] == ThreadState.BLOCKED)) & (table["category"] == Category.PYTHON)
+    if waiting.any():
+        table["category"][waiting] = table["origin"][waiting] = Category.OTHER
+    table["state"][woken] = ThreadState.RUNNABLE
     return table
 
 
@@ -185,7 +191,7 @@ def _states(stream: Stream) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     arg = stream.arg[off]
     state[off] = np.where(arg & np.uint64(OFF_STATE) == 0, ThreadState.RUNNABLE, ThreadState.BLOCKED)
     wait[off] = waits_of(arg)
-    state[stream.kind == EventKind.WAKEUP] = ThreadState.RUNNABLE
+    state[stream.kind == EventKind.WAKEUP] = _WOKEN
     return state, wait
 
 

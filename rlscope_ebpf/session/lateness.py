@@ -8,6 +8,7 @@ from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.maps import MappedObject, ObjectKey
 from rlscope_ebpf.capture.plan import Plan
 from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.tables import ImportantNotice
 
 LATE_NS = 1_000_000_000
 """Within so long a library that is loaded after the attach is promised to be probed."""
@@ -38,4 +39,20 @@ def lateness(new: Collection[MappedObject], plans: Iterable[Plan], took_ns: int)
     return (
         f"The probes on {names}{more} came up to {fmt.duration(took_ns)} after the target had loaded {it}: "
         f"earlier calls count as their caller's time.{remedy}"
+    )
+
+
+def late_markers(plans: Iterable[Plan], took_ns: int) -> ImportantNotice | None:
+    """A sentence on marker libraries that were found once they were loaded, `took_ns` ago at most; None without any.
+
+    `plans` are attached, of files mapped now.
+    """
+    markers = (each for plan in plans for each in plan.targets if each.group == Group.MARKER and not each.operation)
+    paths = dict.fromkeys(each.object.path for each in markers if each.object.segments)
+    if not paths:
+        return None
+    return ImportantNotice(
+        f"The markers of {', '.join(paths)} could be heard only up to {fmt.duration(took_ns)} after the target had "
+        "loaded them, since they were not expected to lie there: operations before that are missing, and those that "
+        "were open then may be without a name."
     )

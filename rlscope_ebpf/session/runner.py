@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from rlscope_ebpf import __version__
 from rlscope_ebpf.capture.cookie import Action, Group
 from rlscope_ebpf.capture.counters import ProbeCounters
-from rlscope_ebpf.capture.engine import SAMPLE_NS, SPARING_SAMPLE_NS, Engine, ProbeSite, armed_sites
+from rlscope_ebpf.capture.engine import Engine, ProbeSite, armed_sites
 from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.interpreter import interpreter_loop
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher, expected_object, read_maps
 from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
 from rlscope_ebpf.capture.objects import C_LIBRARIES
+from rlscope_ebpf.capture.package_folders import marker_libraries
 from rlscope_ebpf.capture.plan import ALL_GROUPS, Plan, Planner
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.probe_sites import probe_sites
@@ -56,7 +57,7 @@ from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
 from rlscope_ebpf.session.guard import ReturnGuard, nests_deeply, why_switching
-from rlscope_ebpf.session.lateness import lateness
+from rlscope_ebpf.session.lateness import late_markers, lateness
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
 from rlscope_ebpf.session.options import CaptureOptions
@@ -64,8 +65,9 @@ from rlscope_ebpf.session.rules import NOTHING_TO_PROBE, QUIET_NS, RuleWatch
 from rlscope_ebpf.session.sampling import SAMPLED_FOR, Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
-from rlscope_ebpf.session.spending import Spent, read_spent, shares
+from rlscope_ebpf.session.spending import SilentHits, Spent, read_spent, shares
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
+from rlscope_ebpf.session.unseen import UnseenThreads
 from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
 
 TURN_S = 0.25
@@ -99,8 +101,9 @@ _TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
 
 _FIRST = frozenset({Group.MARKER, Group.GATE})
 
-SPARING_BELOW = 4.0
-"""Below this limit of the overhead, in percent, fewer samples are taken."""
+ALONE_OF_LIMIT, BESIDE_OF_LIMIT = 0.5, 0.25
+"""Part of the limit that samples may take where they tell everything, and where they stand in for probes: if they would
+take more, there are fewer of them."""
 
 _MOMENTS = 5
 """How often the counters are read at the end of a session, for once without an interruption."""
@@ -152,7 +155,10 @@ class Profiler:
         self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
         self._accounting = AccountingCheck()
+        self._unseen = UnseenThreads()
+        self._follows_scheduler = True
         self._governor_state: Spent | None = None
+        self._silent_hits = SilentHits(lambda probes: self._engine.silent_hits(probes), self._worth)
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
         """How the GPU helper gets into a command that was launched; None: the targets were running already."""
@@ -199,6 +205,7 @@ class Profiler:
         try:
             self._loaded.follow_scheduler()
         except OSError as error:
+            self._follows_scheduler = False
             self.notices.append(
                 f"The scheduler's tracepoints are not available ({error.strerror}): waiting threads show as running."
             )
@@ -533,6 +540,7 @@ class Profiler:
         """Begin to profile a target whose probes are set."""
         process = target.process
         self._matcher.add_process(target.info())
+        self._unseen.begin(target.pid)
         if _has_ended(target):
             # What its threads did is not to be guessed.
             self.notices.append(f"Process {target.pid} ended while its probes were being set: nothing is known of it.")
@@ -572,9 +580,9 @@ class Profiler:
     def _sample(self, since_ns: int, categories: Iterable[Category]) -> None:
         """Let the clock's samples tell, from a moment on, the time that probes take for these categories."""
         try:
-            limit = self.options.max_overhead
-            sparing = 0 < limit < SPARING_BELOW and not self._samples_all
-            self._engine.sample(follow=self._samples_all, every_ns=SPARING_SAMPLE_NS if sparing else SAMPLE_NS)
+            limit = self.options.max_overhead / 100
+            part = ALONE_OF_LIMIT if self._samples_all else BESIDE_OF_LIMIT
+            self._engine.sample(follow=self._samples_all, most=part * limit if limit else 1.0)
         except OSError as error:
             raise UnsupportedError(
                 f"The clock for sampling cannot be had: {error.strerror}.", "Use --mode trace, which needs none."
@@ -610,6 +618,7 @@ class Profiler:
         if paths:
             paths += _c_libraries(target)
         if Group.MARKER not in _groups(plans):
+            paths += marker_libraries(target.pid, target.watcher.objects.values())
             with suppress(UnsupportedError):
                 paths.append(str(marker_library()))
         known = {mapped.path for mapped in target.watcher.objects.values()}
@@ -800,9 +809,11 @@ class Profiler:
             self._sampler.define(batch.definitions)
         batch.losses = self._losses(batch.losses, counters)
         self._accounting.add(batch)
+        self._unseen.add(batch)
         batch.counters = self._work(counters)
         if last:
             batch.counters = self._accounting.compare(batch.counters)
+            self.notices += self._unseen.said(certain=self._follows_scheduler and not batch.losses.events)
         if self._gpu:
             self._gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
         if "intervals" in batch.tables:
@@ -858,6 +869,7 @@ class Profiler:
             if target.end_ns is not None:
                 continue
             ended = _has_ended(target)
+            self._look_at_threads(target, now_ns, last=ended)
             if not ended and target.has_executed():
                 self._renew(target)
             loads = self._engine.loads(target.pid)  # before the look, so that nothing is missed
@@ -901,9 +913,12 @@ class Profiler:
                         self._seed(target, moment)
                     self._attach(target, plan)
             target.replan = False
-            if late := lateness(unexpected, plans, monotonic_ns() - since_ns):
-                self.notices.append(late)
+            took_ns = monotonic_ns() - since_ns
+            self.notices += filter(None, (lateness(unexpected, plans, took_ns), late_markers(plans, took_ns)))
         self._forget_ended(now_ns)
+
+    def _look_at_threads(self, target: Target, now_ns: int, *, last: bool = False) -> None:
+        self._unseen.look(target.pid, now_ns, tells=self._samples_all or target.is_told_of, last=last)
 
     def _renew(self, target: Target) -> None:
         """A target runs another program: plan for that. What its old program did has ended, as the kernel told."""
@@ -920,6 +935,7 @@ class Profiler:
             else:
                 planner.take_over(old)
         target.planning = None
+        self._expect(target, ())  # the new program may be another interpreter, with other packages
         moment = monotonic_ns() - SETTLE_NS
         self._catch_up(moment)  # what is in the ring came before
         if self._samples_all or target.is_told_of:
@@ -981,7 +997,7 @@ class Profiler:
         previous, self._governor_state = self._governor_state, spent
         if previous is None:
             return
-        found = shares(previous, spent, self._worth, self._engine.ticks_share)
+        found = shares(previous, spent, self._worth, self._engine.ticks_share, silent=self._silent_hits)
         settled = not self._engine.probes_to_detach
         decision = self._governor.decide(now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled)
         self._carry_out(decision)
@@ -1040,6 +1056,9 @@ class Profiler:
         self._end_guards()
         end_ns, self._final = self._at_one_moment()
         self._accounting.read_end()
+        for target in self.targets:
+            if target.end_ns is None:
+                self._look_at_threads(target, end_ns, last=True)
         if self._following:
             self._following.finish()
         self._look_at_rules(complain=True)

@@ -163,7 +163,7 @@ class Sampler:
     ) -> NDArray[np.bool_]:
         """Give the time off a CPU the category in which its thread left it; whether a row's category is settled.
 
-        `row` and `category`: samples of threads that left. Who sleeps does not run Python, whatever called the kernel.
+        `row` and `category`: samples of threads that left.
         """
         off = rows["state"] != ThreadState.RUNNING
         starts = np.flatnonzero(np.diff(rows["thread"].astype(np.int64), prepend=-1))
@@ -179,11 +179,13 @@ class Sampler:
         last = np.maximum.accumulate(np.where(left >= 0, at, -1))
         known = off & (last >= np.maximum.accumulate(np.where(begins, at, -1)))
         left = np.where(known, left[last], -1)
+        # Who sleeps does not run Python, and has not the lock back while it has only been woken.
+        asleep = rows["state"] == ThreadState.BLOCKED
+        slept = np.maximum.accumulate(np.where(asleep, at, -1)) >= last
+        left[known & slept & (left == Category.PYTHON)] = Category.OTHER
         ends = np.append(starts[1:], len(rows)) - 1
         self._left.update(zip(threads, left[ends].tolist(), strict=True))
         settled = told & known
-        asleep = rows["state"] == ThreadState.BLOCKED
-        left[asleep & (left == Category.PYTHON)] = Category.OTHER
         rows["category"][settled] = left[settled]
         done: NDArray[np.bool_] = settled | asleep
         return done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,9 @@ _IN_PLACE_ELSE = 1.4
 IN_PLACE: Floats = np.array([_IN_PLACE.get(group, _IN_PLACE_ELSE) for group in Group])
 """How many times dearer a hit is in a real program than in a calibration's loop, by `Group`: caches, branch predictors
 and translations are colder, and afterwards the program finds them colder, too. Measured in a training loop."""
+
+_MATTERS = 0.005
+"""Share of the targets' time from which on it is worth asking which functions take it."""
 
 _LEAST_USEFUL = 0.05
 """Share of the targets' time that is left to them whatever is thought to be taken: a cost may be overrated."""
@@ -48,6 +51,28 @@ class Shares:
     units: Sequence[Unit]
 
 
+class SilentHits:
+    """At which boundary functions the hits were that sent no event: looked at only when there is a reason to."""
+
+    def __init__(self, read: Callable[[Sequence[int]], NDArray[np.uint64]], worth: Worth) -> None:
+        """`read`: such hits so far, by probe id."""
+        self._read = read
+        self._worth = worth
+        self._seen: Floats = np.zeros(0)
+
+    def weights(self, size: int) -> Floats:
+        """Shares of the hits since the last time, by the id of the function's entry; shape (size,)."""
+        ids, functions = self._worth.boundary_probes()
+        now = np.zeros(size)
+        inside = functions < size
+        np.add.at(now, functions[inside], self._read(ids)[inside].astype(np.float64))
+        new = now.copy()
+        new[: len(self._seen)] -= self._seen[:size]
+        self._seen = now
+        weights: Floats = new / max(float(new.sum()), 1.0)
+        return weights
+
+
 def read_spent(
     now_ns: int,
     costs: ProbeCosts,
@@ -70,11 +95,17 @@ def read_spent(
 
 
 def shares(
-    previous: Spent, spent: Spent, worth: Worth, ticks_share: float = 0.0, in_place: Floats = IN_PLACE
+    previous: Spent,
+    spent: Spent,
+    worth: Worth,
+    ticks_share: float = 0.0,
+    in_place: Floats = IN_PLACE,
+    silent: SilentHits | None = None,
 ) -> Shares:
     """What was taken between two moments.
 
     `ticks_share`: of the time on a CPU, what looks take that are not counted. `in_place`: by `Group`, see `IN_PLACE`.
+    With `silent`, hits that sent no event count for their functions, if they matter.
 
     What is taken does not count as the targets' time: a probe that makes them twice as slow takes all of the time that
     they need, not half of it. So shares of different probes add up, and what one saves does not depend on the others.
@@ -91,5 +122,9 @@ def shares(
     cost[: len(previous.told_ns)] -= previous.told_ns
     told[: len(previous.worth_ns)] -= previous.worth_ns
     cost *= in_place[Group.BOUNDARY]  # of other groups only the sum is asked for
+    if silent is not None:
+        untold_ns = float(by_group[Group.BOUNDARY]) - worth.boundary_told(cost)
+        if untold_ns > _MATTERS * useful_ns:
+            cost += untold_ns * silent.weights(len(cost))
     units = worth.units(cost / useful_ns, told / target_ns, by_group / useful_ns)
     return Shares(wall_ns / 1e9, taken_ns / useful_ns, units)

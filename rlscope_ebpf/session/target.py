@@ -94,12 +94,9 @@ class Target:
 
     def cpu_time_ns(self) -> int:
         """CPU time of all its threads so far; the last known one once it is gone."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-            self.cpu_ns = (int(fields[11]) + int(fields[12])) * 1_000_000_000 // _CLOCK_TICK
-        except (OSError, IndexError, ValueError):
-            pass
+        used = read_cpu_ns(self.pid)
+        if used is not None:
+            self.cpu_ns = used
         return self.cpu_ns
 
     def waited_ns(self) -> int:
@@ -119,6 +116,16 @@ def read_image(pid: int) -> Image | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return status.st_dev, status.st_ino, int(fields[_START_STACK])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def read_cpu_ns(pid: int) -> int | None:
+    """CPU time of all threads that a process has and had; None once it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * 1_000_000_000 // _CLOCK_TICK
     except (OSError, IndexError, ValueError):
         return None
 

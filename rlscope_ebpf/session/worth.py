@@ -47,13 +47,18 @@ class Worth:
         self._category: NDArray[np.int64] = np.full(1, _NOTHING, np.int64)  # what a hit of a probe opens
         self._group: NDArray[np.int64] = np.full(1, _NOTHING, np.int64)
         self._told_ns: Floats = np.zeros(1)
+        self._function: NDArray[np.int64] = np.zeros(1, np.int64)  # whose probe it is: the id of its entry
 
     def add_probes(self, first: int, sites: Sequence[ProbeSite]) -> None:
         """Learn the sites with the ids from `first` on."""
         count = first + len(sites)
         self._category, self._group = grown(self._category, count), grown(self._group, count)
         self._told_ns = grown(self._told_ns, len(self._category))
+        self._function = grown(self._function, count)
+        function = first
         for number, site in enumerate(sites, first):
+            function = function if site.action == Action.EXIT else number
+            self._function[number] = function
             self._group[number] = _NOTHING if site.action == Action.EXIT else site.group
             self._category[number] = _NOTHING
             if site.action == Action.CALL:
@@ -73,6 +78,16 @@ class Worth:
         """Copy of the running totals, in ns, by probe id."""
         copy: Floats = self._told_ns.copy()
         return copy
+
+    def boundary_probes(self) -> tuple[list[int], NDArray[np.int64]]:
+        """Ids of all probes of boundary calls, ends of functions too; and for each the id of its function's entry."""
+        ids = np.flatnonzero(self._group[self._function] == Group.BOUNDARY)
+        return ids.tolist(), self._function[ids]
+
+    def boundary_told(self, cost: Floats) -> float:
+        """Sum over the boundary functions of what is given by probe id."""
+        count = min(len(cost), len(self._group))
+        return float(cost[:count][self._group[:count] == Group.BOUNDARY].sum())
 
     def units(self, cost: Floats, worth: Floats, by_group: Floats) -> list[Unit]:
         """What can be spared.

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import (
+    MARKER_LIBRARY,
     ROOT,
     START_S,
     TRUTH,
@@ -88,6 +92,120 @@ def test_operations_of_the_first_moment_are_seen(tmp_path: Path) -> None:
     assert operations["very first"]["count"] == 1
     assert operations["then"]["count"] == 3
     assert document["losses"]["events"] == 0
+
+
+LATER = """
+import sys, time
+end = time.monotonic() + 0.4
+while time.monotonic() < end:
+    pass
+import rlscope_ebpf.markers as rls
+for _ in range(500):
+    with rls.operation("turn"):
+        pass
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    with rls.operation("later"):
+        time.sleep(0.001)
+assert "rlscope_ebpf" in rls.__file__ and sys.argv[1] in rls.__file__, rls.__file__
+"""
+"""Turns that are over long before a look for new libraries can have found the markers'."""
+
+
+def _install(folder: Path) -> Path:
+    """A copy of what `pip install` puts into the environment of a target."""
+    package = folder / "rlscope_ebpf"
+    package.mkdir(parents=True)
+    for path in (ROOT / "rlscope_ebpf").iterdir():
+        if path.name in ("__init__.py", "markers.py", "_markers_fallback.py", MARKER_LIBRARY.name) or (
+            path.name.startswith("_markers.") and path.suffix == ".so"
+        ):
+            shutil.copy(path, package)
+    return package
+
+
+def _environment(folder: Path) -> tuple[Path, Path]:
+    """Interpreter and package folder of a new virtual environment."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    return folder / "bin" / "python", packages
+
+
+@pytest.mark.parametrize("way", ["installed", "editable", "path file", "executed", "beside the script"])
+def test_markers_of_another_environment_are_probed_before_they_are_loaded(way: str, tmp_path: Path) -> None:
+    python, packages = _environment(tmp_path / "environment")
+    script = tmp_path / "scripts" / "later.py"
+    script.parent.mkdir()
+    script.write_text(LATER)
+    if way in ("installed", "executed"):
+        _install(packages)
+        where = "environment"
+    elif way == "beside the script":
+        _install(script.parent)
+        where = "scripts"
+    else:
+        _install(tmp_path / "checkout")
+        where = "checkout"
+        if way == "editable":  # as pip leaves it: a finder that is code, and a note of where the package is
+            (packages / "finder.pth").write_text(f"import sys; sys.path.append({str(tmp_path / 'checkout')!r})\n")
+            notes = packages / "rlscope_ebpf-0.dist-info"
+            notes.mkdir()
+            url = (tmp_path / "checkout").as_uri()
+            (notes / "direct_url.json").write_text(json.dumps({"dir_info": {"editable": True}, "url": url}))
+        else:
+            (packages / "here.pth").write_text(f"{tmp_path / 'checkout'}\n")
+    words = [str(python), "-E", str(script), where]  # PYTHONPATH may lead to the checkout under test
+    if way == "executed":
+        words = ["/bin/sh", "-c", 'exec "$0" "$@"', *words]
+    status, _, stderr = _run(tmp_path, *words)
+    assert status == 0, stderr
+    document = report(tmp_path / "a.rlscope")
+    (process,) = document["processes"]
+    operations = operations_of(document, process["pid"])
+    assert operations["turn"]["count"] == 500
+    assert "(unknown)" not in operations
+    assert not [notice for notice in document["notices"] if "markers" in notice["text"]]
+
+
+def test_markers_that_nobody_expected_are_said_to_come_late(tmp_path: Path) -> None:
+    _install(tmp_path / "hidden")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path / 'hidden')!r}]\n" + LATER
+    status, _, stderr = _run(tmp_path, sys.executable, "-c", code, "hidden")
+    assert status == 0, stderr
+    document = report(tmp_path / "a.rlscope")
+    (notice,) = [notice for notice in document["notices"] if "The markers of" in notice["text"]]
+    assert notice["important"]
+    assert str(tmp_path / "hidden") in notice["text"]
+    assert notice["text"] in stderr
+
+
+POOL = """
+#include <pthread.h>
+static void *spin(void *nothing)
+{
+    for (volatile unsigned long turns = 0;; turns++)
+        ;
+    return nothing;
+}
+void begin(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, 0, spin, 0);
+}
+"""
+
+
+def test_a_native_thread_that_no_probe_hears_of_is_said(tmp_path: Path) -> None:
+    source, library = tmp_path / "pool.c", tmp_path / "libpool.so"
+    source.write_text(POOL)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
+    code = f"import ctypes, time; ctypes.CDLL({str(library)!r}).begin(); time.sleep(2)"
+    status, _, stderr = _run(tmp_path, sys.executable, "-c", code)
+    assert status == 0, stderr
+    document = report(tmp_path / "a.rlscope")
+    (text,) = [each["text"] for each in document["notices"] if "not in the figures" in each["text"]]
+    assert text.endswith("1 more thread ran that never entered Python, an operation or a probed library.")
+    assert text in stderr
 
 
 @pytest.mark.parametrize("before", ["exec", "sleep 0.5; exec"], ids=["at once", "later"])

@@ -20,7 +20,7 @@ COUNTING_KINDS = (EventKind.CALL, EventKind.RETURN, EventKind.GIL_RELEASE, Event
 
 Path = tuple[str, ...]
 Tile = tuple[int, int, Path, str, int, int]  # start, end, path, phase, category, state and WAIT times wait
-WAIT = 10
+WAIT, WOKEN = 10, 3
 CALLS = {203: Wait.LOCK, 231: Wait.SLEEP, 1: Wait.IO, 62: Wait.OTHER, 0: Wait.OTHER}
 """Numbers of system calls, and 1: futex, clock_nanosleep, read, wait4, none."""
 
@@ -42,12 +42,14 @@ class OracleThread:
     hits: int = 0
 
     def told_tiles(self) -> list[Tile]:
-        """As they are to be handed out: who sleeps does not run Python, and in a CUDA call waits for the GPU."""
+        """As they are to be handed out: who sleeps, or has just been woken, does not run Python."""
         told = []
         for start, end, path, phase, category, state in self.tiles:
-            if state % WAIT == ThreadState.BLOCKED and category == Category.PYTHON:
+            if state % WAIT in (ThreadState.BLOCKED, WOKEN) and category == Category.PYTHON:
                 category = OTHER
-            elif state % WAIT == ThreadState.BLOCKED and category == Category.CUDA_API:
+            if state == WOKEN:
+                state = ThreadState.RUNNABLE
+            if state % WAIT == ThreadState.BLOCKED and category == Category.CUDA_API:
                 state = ThreadState.BLOCKED + WAIT * Wait.GPU
             told.append((start, end, path, phase, category, int(state)))
         return told
@@ -168,7 +170,7 @@ class Oracle:
             if arg:
                 thread.state = ThreadState.BLOCKED + WAIT * CALLS[arg >> 16]
         elif kind == EventKind.WAKEUP:
-            thread.state = ThreadState.RUNNABLE
+            thread.state = WOKEN
         elif kind == EventKind.CALL:
             caller = int(event["origin"])
             if caller == Category.OTHER and event["flags"] & EventFlag.PYTHON:

@@ -168,6 +168,38 @@ def test_a_suggestion_keeps_its_question_mark(tmp_path: Path) -> None:
     assert second.endswith(".")
 
 
+def test_a_verb_that_is_mistyped(tmp_path: Path) -> None:
+    first, second = call("atach", "--pid", "1", folder=tmp_path).stderr.strip().splitlines()
+    assert first == "rlscope-ebpf: No such command 'atach'. Did you mean 'attach'?"
+    assert second.endswith(".")
+
+
+def test_a_pid_without_its_option(tmp_path: Path) -> None:
+    done = call("attach", "4711", folder=tmp_path)
+    assert done.returncode == ExitStatus.USAGE
+    assert done.stderr.strip().splitlines()[1] == "Name a process with --pid 4711."
+
+
+WITHOUT_CLICK = "import sys; sys.modules['click'] = None; from rlscope_ebpf.__main__ import entry; sys.exit(entry())"
+INTERRUPTED_AT_ONCE = (
+    "import sys, types; from unittest.mock import Mock; "
+    "sys.modules['rlscope_ebpf.cli'] = types.SimpleNamespace(main=Mock(side_effect=KeyboardInterrupt)); "
+    "from rlscope_ebpf.__main__ import entry; sys.exit(entry())"
+)
+
+
+def test_installed_for_targets_only(tmp_path: Path) -> None:
+    done = call("doctor", folder=tmp_path, code=WITHOUT_CLICK)
+    assert done.returncode == ExitStatus.FAILED
+    assert len(done.stderr.splitlines()) == 2
+    assert "lacks click" in done.stderr
+
+
+def test_an_interruption_while_the_command_line_is_loaded(tmp_path: Path) -> None:
+    done = call("attach", folder=tmp_path, code=INTERRUPTED_AT_ONCE)
+    assert (done.returncode, done.stderr) == (130, "rlscope-ebpf: Interrupted.\n")
+
+
 def test_no_such_process(tmp_path: Path) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
@@ -487,6 +519,16 @@ def test_terminal_ui_and_failure(tmp_path: Path, target: subprocess.Popen[bytes]
     terminal = Terminal(command("attach", "--pid", str(target.pid), "--no-trace"), tmp_path, FAKE_RUN_ERROR="1")
     assert terminal.wait() == ExitStatus.FAILED
     assert "the ring broke" in terminal.text
+
+
+def test_no_ui_where_stderr_is_a_file(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
+    """It would be drawn there."""
+    words = command("attach", "--pid", str(target.pid), "--no-trace", "--duration", "1")
+    terminal = Terminal(["sh", "-c", '"$@" 2>errors', "sh", *words], tmp_path)
+    assert terminal.wait() == 0
+    assert ALTERNATE_SCREEN not in terminal.text
+    assert "\x1b[?" not in (tmp_path / "errors").read_text()
+    assert "Profiling" in (tmp_path / "errors").read_text()
 
 
 def test_no_tui_on_a_terminal(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:

@@ -7,7 +7,7 @@ from rlscope_ebpf.capture.maps import MappedObject, Segment
 from rlscope_ebpf.capture.plan import Plan, ProbeTarget
 from rlscope_ebpf.capture.sites import Site
 from rlscope_ebpf.model.categories import Category
-from rlscope_ebpf.session.lateness import LATE_NS, lateness
+from rlscope_ebpf.session.lateness import LATE_NS, late_markers, lateness
 
 LATE = LATE_NS + 500_000_000
 
@@ -64,3 +64,17 @@ def test_many_are_counted() -> None:
     said = lateness(many, [_plan(*((mapped, Group.BOUNDARY, "PyTorch") for mapped in many))], LATE)
     assert said is not None
     assert "lib0.so, lib1.so, lib2.so and 2 more came" in said
+
+
+MARKERS = _mapped("librlscope_markers.so", 3)
+
+
+def test_markers_that_were_loaded_before_they_were_probed_are_named() -> None:
+    said = late_markers([_plan((MARKERS, Group.MARKER, "markers"), (SIM, Group.BOUNDARY, "--library"))], 40_000_000)
+    assert said is not None
+    assert said.startswith("The markers of /opt/librlscope_markers.so could be heard only up to 40.0 ms after ")
+
+
+def test_markers_that_are_only_expected_are_not_late() -> None:
+    expected = MappedObject(MARKERS.key, MARKERS.path, False, ())
+    assert late_markers([_plan((expected, Group.MARKER, "markers"), (SIM, Group.BOUNDARY, "--library"))], LATE) is None

@@ -707,3 +707,27 @@ def test_in_a_cuda_call_it_is_the_gpu() -> None:
     events = [call(1100, PYTHON, CUDA), off(1200, S, 202, category=CUDA), event(1300, KIND.ON_CPU, category=CUDA)]
     found = collect(new_matcher(), [*events, back(1400, CUDA, PYTHON)], 1500)
     assert [tile[5] for tile in found.tiles(1)][1] == ThreadState.BLOCKED + WAIT * Wait.GPU
+
+
+def test_a_woken_thread_has_not_the_interpreter_lock_back() -> None:
+    # It waits for the lock in the interpreter's loop. Who was preempted has it still.
+    events = [
+        begin(1100, A),
+        off(1200, S, 202),
+        event(1300, KIND.WAKEUP),
+        event(1400, KIND.ON_CPU),
+        off(1450, 0),
+        event(1475, KIND.ON_CPU),
+    ]
+    for now in (1250, 1350, 1460, 1500):
+        matcher = new_matcher()
+        first = matcher.process(array([each for each in events if each[0] <= now]), now)
+        found = collect(matcher, [each for each in events if each[0] > now], 1500, first)
+        assert [(tile[0], *tile[4:]) for tile in found.tiles(1)] == [
+            (1100, PYTHON, ThreadState.RUNNING),
+            (1200, OTHER, ThreadState.BLOCKED + WAIT * Wait.LOCK),
+            (1300, OTHER, ThreadState.RUNNABLE),
+            (1400, PYTHON, ThreadState.RUNNING),
+            (1450, PYTHON, ThreadState.RUNNABLE),
+            (1475, PYTHON, ThreadState.RUNNING),
+        ]

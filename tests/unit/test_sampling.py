@@ -333,6 +333,23 @@ def test_nothing_is_marked_before_the_beginning_and_nothing_but_the_chosen_categ
     assert samples_of(batch) == [(10, 2, 3, 150, 2)]
 
 
+def test_who_has_only_been_woken_does_not_run_python() -> None:
+    parts = (
+        interval(10, 0, 100),
+        interval(10, 100, 200, BLOCKED, OTHER),
+        interval(10, 200, 300, RUNNABLE, OTHER),
+        interval(10, 300, 400),
+        interval(10, 400, 500, RUNNABLE),
+    )
+    for cut in range(1, 6):  # in one batch or in two
+        sampler = started(1)
+        sampler.take_known((100, 1, 0), (400, 1, 0), kind=SampleKind.OFF)
+        found = [placed(sampler, 100 * cut, *parts[:cut])] + ([placed(sampler, 500, *parts[cut:])] if cut < 5 else [])
+        assert [row for batch in found for row in batch.tables["intervals"]["category"].tolist()] == [
+            PY, OTHER, OTHER, PY, PY,
+        ]  # fmt: skip
+
+
 def test_time_off_a_cpu_has_the_category_in_which_the_thread_left_it() -> None:
     sampler = started(1)
     sampler.take_known((100, 1, 2), (300, 1, 0), (500, 1, 0), kind=SampleKind.OFF)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlscope_ebpf.capture.cookie import Action, Group, SiteClass
 from rlscope_ebpf.capture.engine import ProbeSite
 from rlscope_ebpf.model.categories import Category
-from rlscope_ebpf.session.spending import Spent, shares
+from rlscope_ebpf.session.spending import SilentHits, Spent, shares
 from rlscope_ebpf.session.worth import Worth
 
 S = 1_000_000_000
@@ -48,7 +48,8 @@ def test_half_of_the_time_in_probes_is_twice_as_slow() -> None:
     }
 
 
-@given(useful_s=st.floats(0.1, 10), boundary_s=st.floats(0.01, 1), gil_s=st.floats(0.01, 1))
+@settings(deadline=None)
+@given(useful_s=st.floats(0.5, 10), boundary_s=st.floats(0.01, 1), gil_s=st.floats(0.01, 1))
 def test_what_one_probe_takes_does_not_depend_on_the_others(useful_s: float, boundary_s: float, gil_s: float) -> None:
     both = shares(START, after(useful_s + boundary_s + gil_s, boundary_s, gil_s), worth(), in_place=ONES)
     one = shares(START, after(useful_s + boundary_s, boundary_s), worth(), in_place=ONES)
@@ -84,3 +85,23 @@ def test_probes_that_came_meanwhile() -> None:
     older = replace(START, told_ns=np.zeros(1), worth_ns=np.zeros(1))
     found = shares(older, after(2, boundary_s=1), worth(), in_place=ONES)
     assert [unit.cost for unit in found.units] == [pytest.approx(1.0)]
+
+
+def test_hits_that_send_no_event_count_for_their_functions() -> None:
+    found = Worth()
+    exit_site = replace(CALL, action=Action.EXIT)
+    found.add_probes(1, (CALL, replace(CALL, symbol="g"), exit_site))  # the last one ends `g`
+    hits = np.array([0, 0, 0])
+    silent = SilentHits(lambda probes: hits[[probe - 1 for probe in probes]].astype(np.uint64), found)
+    by_group = np.zeros(len(Group))
+    by_group[Group.BOUNDARY] = 0.5 * S
+    told = np.array([0.0, 0.1 * S, 0.0, 0.0])
+    spent = Spent(S, by_group, 0, told, np.zeros(4), S, 0)
+    hits[:] = 100, 200, 100
+    units = {unit.function: unit.cost for unit in shares(START, spent, found, in_place=ONES, silent=silent).units}
+    assert units == {1: pytest.approx(0.1 / 0.5 + 0.4 / 0.5 / 4), 2: pytest.approx(0.4 / 0.5 * 3 / 4)}
+
+    hits[:] = 100, 200, 300  # since then only the end of `g`
+    later = replace(spent, time_ns=2 * S, by_group_ns=2 * by_group, told_ns=told, cpu_ns=2 * S)
+    units = {unit.function: unit.cost for unit in shares(spent, later, found, in_place=ONES, silent=silent).units}
+    assert units == {2: pytest.approx(1.0)}

@@ -2,11 +2,12 @@
  *
  * Makes an exactly known number of events at a set rate.
  *
- *   storm --kind boundary|marker --library PATH [--rate EVENTS_PER_SECOND] [--seconds S] [--threads N]
+ *   storm --kind boundary|nested|marker --library PATH [--rate EVENTS_PER_SECOND] [--seconds S] [--threads N] [--work N]
  *
  * `boundary`: PATH is libtruth_simulator_storm.so; each call is two events (call, return). `marker`: PATH is
  * librlscope_markers.so; each operation is two events (begin, end). The rate is that of all threads together; 0, the
- * default: as fast as possible. Prints "READY pid", waits for a line on stdin, prints "TRUTH {json}".
+ * default: as fast as possible. `nested`: calls from within the library, a thousand in each one from outside. `work`: steps
+ * of 1 to 2 ns after each call from outside or within. The truth has the calls of each second of the first thread. Prints "READY pid", waits for a line on stdin, prints "TRUTH {json}".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,8 +21,12 @@
 #include <unistd.h>
 
 #define BATCH 64 /* calls between two looks at the clock */
+#define NESTED 1000
+#define SECONDS 64
 
 static uint64_t (*boundary)(uint64_t);
+static uint64_t (*nested)(uint64_t, int, int);
+static int after; /* work after each call */
 static void (*begin)(const char *);
 static void (*end)(void);
 
@@ -33,6 +38,7 @@ struct worker {
     uint64_t calls;
     int64_t elapsed_ns;
     uint64_t state;
+    uint64_t by_second[SECONDS];
 };
 
 static int64_t now_ns(void)
@@ -55,9 +61,21 @@ static void *work(void *argument)
             nanosleep(&pause, NULL);
             continue;
         }
+        uint64_t *second = &worker->by_second[elapsed / 1000000000 % SECONDS];
+        if (nested) {
+            worker->state = nested(worker->state, NESTED, after);
+            worker->calls += NESTED;
+            *second += NESTED;
+            continue;
+        }
+        *second += BATCH;
         if (boundary) {
-            for (int i = 0; i < BATCH; i++)
-                worker->state = boundary(worker->state);
+            for (int i = 0; i < BATCH; i++) {
+                uint64_t state = boundary(worker->state);
+                for (int w = 0; w < after; w++)
+                    state = (state ^ state >> 7) * 5;
+                worker->state = state;
+            }
         } else {
             for (int i = 0; i < BATCH; i++) {
                 begin("storm");
@@ -99,11 +117,15 @@ int main(int argc, char **argv)
             seconds = atof(argv[i + 1]);
         else if (!strcmp(argv[i], "--threads"))
             threads = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--work"))
+            after = atoi(argv[i + 1]);
         else
             argc = 0;
     }
-    if (argc % 2 == 0 || !path || threads < 1 || seconds <= 0 || (strcmp(kind, "boundary") && strcmp(kind, "marker"))) {
-        fprintf(stderr, "usage: storm --kind boundary|marker --library PATH [--rate N] [--seconds S] [--threads N]\n");
+    int known = !strcmp(kind, "boundary") || !strcmp(kind, "nested") || !strcmp(kind, "marker");
+    if (argc % 2 == 0 || !path || threads < 1 || seconds <= 0 || !known) {
+        fprintf(stderr, "usage: storm --kind boundary|nested|marker --library PATH [--rate N] [--seconds S] [--threads N] "
+                        "[--work N]\n");
         return 2;
     }
 
@@ -114,6 +136,8 @@ int main(int argc, char **argv)
     }
     if (!strcmp(kind, "boundary")) {
         boundary = symbol(library, "storm_step");
+    } else if (!strcmp(kind, "nested")) {
+        nested = symbol(library, "storm_steps");
     } else {
         begin = symbol(library, "rlscope_operation_begin");
         end = symbol(library, "rlscope_operation_end");
@@ -141,6 +165,9 @@ int main(int argc, char **argv)
         if (workers[i].elapsed_ns > elapsed)
             elapsed = workers[i].elapsed_ns;
     }
+    printf("], \"by_second\": [");
+    for (int i = 0; i < SECONDS && i < elapsed / 1000000000; i++)
+        printf("%s%llu", i ? ", " : "", (unsigned long long)workers[0].by_second[i]);
     printf("], \"calls\": %llu, \"events\": %llu, \"elapsed_ns\": %lld}\n", (unsigned long long)calls,
            (unsigned long long)(2 * calls), (long long)elapsed);
     return 0;
