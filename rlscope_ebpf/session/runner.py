@@ -66,6 +66,7 @@ from rlscope_ebpf.session.sampling import SAMPLED_FOR, Sampler, cost_of_sample_n
 from rlscope_ebpf.session.seeds import process_records, text_records
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
 from rlscope_ebpf.session.spending import SilentHits, Spent, read_spent, shares
+from rlscope_ebpf.session.tally import ProbeTally
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 from rlscope_ebpf.session.unseen import UnseenThreads
 from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
@@ -137,20 +138,18 @@ class Profiler:
         self._opened = OpenedMeanwhile()
         self._own_texts: list[NDArray[np.void]] = []  # names that the profiler gives itself
         self._loaded_ns = 0  # when a target last loaded something
-        self._by_group: dict[str, tuple[int, int]] = {}  # probes attached, of these armed
+        self._tally = ProbeTally()
         self._shed_groups: set[Group] = set()
         self._stands_in = False  # whether samples tell what probes would have told
-        self._sparable: dict[int, ProbeInfo] = {}  # probes that may be taken off one by one, with their exits
-        self._off: set[int] = set()  # of these, those that are
         self._worth = Worth()
         self._definitions: list[Definition] = []
         self._avoids_returns = False
         self._guards: list[ReturnGuard] = []
-        self._attached = self._armed = self._received = 0
+        self._received = 0
         self._notices_given = 0
         self._final: ProbeCounters | None = None  # as the session ended
         self._governor = Governor(options.max_overhead / 100)
-        self._shed_notices = ShedNotices(self._governor, self._sparable)
+        self._shed_notices = ShedNotices(self._governor, self._tally.sparable)
         self._rules = RuleWatch(options)
         self._sampler = Sampler(options.libraries, follows_all=self._samples_all)
         self._samples = self._samples_all  # whether the clock is running, or is to run from the start
@@ -514,15 +513,13 @@ class Profiler:
             if self._loaded:
                 self._loaded.allow_returns(target.pid, None)
                 self._loaded.detach_returns(target.pid)
-                self._uncount(target.returning)
+                self._tally.remove(target.returning)
                 target.returning.clear()
                 target.expected = [each for each in target.expected if not _goes_with_returns(each[0])]
                 target.replan = True
         if self._loaded:
             self._loaded.shed(Group.GATE)
-            attached, armed = self._by_group.pop(Group.GATE.name.lower(), (0, 0))
-            self._attached -= attached
-            self._armed -= armed
+            self._tally.remove_group(Group.GATE)
 
     def _has_loaded(self) -> bool:
         """Whether a target has loaded something that has not been looked at."""
@@ -689,7 +686,7 @@ class Profiler:
         self._worth.add_probes(first, sites)
         probes = self._engine.attach(target.pid, sites)
         self._definitions.extend(probes)
-        self._sparable.update(
+        self._tally.sparable.update(
             (probe.id, probe)
             for site, probe in zip(sites, probes, strict=True)
             if site.group == Group.BOUNDARY or site.group in SPARED_TOGETHER
@@ -706,24 +703,7 @@ class Profiler:
             if target.start_ns and not target.process.is_python and not self._samples_all:
                 self._matcher.seed_thread(target.pid, target.pid, (), monotonic_ns() - SETTLE_NS)
         target.returning += [probe for site, probe in probes if _goes_with_returns(site)]
-        self._count([probe for _, probe in probes])
-
-    def _count(self, probes: Sequence[ProbeInfo]) -> None:
-        self._attached += len(probes)
-        self._armed += sum(probe.armed for probe in probes)
-        for probe in probes:
-            attached, armed = self._by_group.get(probe.group, (0, 0))
-            self._by_group[probe.group] = attached + 1, armed + probe.armed
-
-    def _uncount(self, probes: Sequence[ProbeInfo]) -> None:
-        for probe in probes:
-            if probe.group in self._by_group:  # of one that was shed nothing is counted any more
-                attached, armed = self._by_group[probe.group]
-                is_up = probe.armed and probe.id not in self._off
-                self._off.discard(probe.id)
-                self._by_group[probe.group] = attached - 1, armed - is_up
-                self._attached -= 1
-                self._armed -= is_up
+        self._tally.add([probe for _, probe in probes])
 
     def _session_info(self, start_ns: int) -> SessionInfo:
         capture = self.options.as_dict() | {"attach_method": self._engine.method}
@@ -858,9 +838,9 @@ class Profiler:
             },
             estimated_overhead_ns=self.costs.spent_ns(counters) + self._on_samples_ns(counters),
             samples=counters.samples,
-            probes_attached=self._attached,
-            probes_armed=self._armed,
-            probes_shed=len(self._off),
+            probes_attached=self._tally.attached,
+            probes_armed=self._tally.armed,
+            probes_shed=self._tally.off,
         )
 
     def _look_at_targets(self, now_ns: int) -> None:
@@ -973,7 +953,8 @@ class Profiler:
                 armed = armed_sites(target.pid, placed)
                 probes = [replace(probe, armed=bool(up)) for (_, probe), up in zip(came, armed, strict=True)]
                 self._definitions.extend(probes)
-                self._sparable.update((probe.id, probe) for probe in probes if probe.id in self._sparable)
+                sparable = self._tally.sparable
+                sparable.update((probe.id, probe) for probe in probes if probe.id in sparable)
                 self._take_in(target, list(zip(placed, probes, strict=True)))
             else:
                 others.append(mapped)
@@ -1014,22 +995,10 @@ class Profiler:
                 self._engine.take_off(functions, busy=np.flatnonzero(self.costs.told_by_probe_ns()).tolist())
             else:
                 self._engine.put_back(functions)
-            self._mark(functions, is_off)
+            for function in functions:
+                self._tally.mark((function, *self._engine.exits_of(function)), is_off)
             for unit in units:
                 self._mark_group(unit, is_off)
-
-    def _mark(self, functions: Sequence[int], is_off: bool) -> None:
-        """Count functions, and their exits, as taken off or as put back."""
-        for function in functions:
-            for number in (function, *self._engine.exits_of(function)):
-                probe = self._sparable.get(number)
-                if probe is None or (number in self._off) == is_off or probe.group not in self._by_group:
-                    continue
-                (self._off.add if is_off else self._off.discard)(number)
-                change = -probe.armed if is_off else probe.armed
-                attached, armed = self._by_group[probe.group]
-                self._by_group[probe.group] = attached, armed + change
-                self._armed += change
 
     def _mark_group(self, unit: Unit, is_off: bool) -> None:
         if unit.function:
