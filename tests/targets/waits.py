@@ -29,8 +29,10 @@ except ModuleNotFoundError:  # not installed: the checkout that this file lies i
     import rlscope_ebpf.markers as rls
 
 SHORT_S = 0.01
-BLOCK = 1 << 20
-FILE_BYTES = 64 * BLOCK
+BLOCK = 4 << 20
+"""Large, so that waits are long: each is told a few microseconds longer than the kernel accounts for."""
+
+FILE_BYTES = 16 * BLOCK
 HOGS = 2
 
 

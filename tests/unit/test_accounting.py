@@ -114,6 +114,22 @@ def test_threads_of_the_same_time_alone(accounts: FakeAccounts) -> None:
     assert (found.accounted_time_ns, found.told_running_ns, found.accounted_running_ns) == (15 * S, 15 * S, 8 * S)
 
 
+@pytest.mark.parametrize(("on", "disk_ns", "counts"), [(True, 9 * S, 1), (True, 11 * S, 0), (False, 0, 0)])
+def test_disks_only_where_the_account_can_be_true(
+    accounts: FakeAccounts, monkeypatch: pytest.MonkeyPatch, on: bool, disk_ns: int, counts: int
+) -> None:
+    # A thread cannot have waited for longer than there was time, but the kernel may say so.
+    monkeypatch.setattr(accounting, "accounts_for_disks", lambda: on)
+    accounts.now = {7: TaskAccount(10 * S, 10 * S, 0, 0, 0)}
+    check = begun(accounts, 10 * S)
+    check.add(known(1, 7))
+    check.add(rows(1, (10 * S, 20 * S, BLOCKED, Wait.DISK)))
+    accounts.now = {7: TaskAccount(20 * S, 20 * S, 0, 0, disk_ns)}
+    check.read_end()
+    found = check.compare(Counters())
+    assert (found.accounted_disk, found.accounted_threads) == (counts, 1)
+
+
 def test_a_number_that_another_thread_has_now(accounts: FakeAccounts) -> None:
     accounts.now = {7: TaskAccount(10 * S, 10 * S, 0, 0, 0)}
     check = begun(accounts, 10 * S)
