@@ -85,9 +85,6 @@ LOADING_TURN_S = 0.05
 
 LOADING_S = 1.0
 
-LINGER_NS = 1_000_000_000
-"""Within so long of the end of its main thread, a process has ended with it."""
-
 FORGET_NS = 1_000_000_000
 """A followed process that has ended is remembered for so long: what it sent may still be in the ring."""
 
@@ -429,8 +426,10 @@ class Profiler:
         target = self._targets.get(pid)
         if target is None:
             return
-        target.exit_ns, target.exit_status = time_ns, status
-        if target.end_ns is not None:
+        target.exit_status = status
+        if _has_ended(target):  # or threads go on without the main thread
+            target.exit_ns = time_ns
+        if target.end_ns is not None:  # seen before this was told
             target.end_ns = min(target.end_ns, max(time_ns, target.start_ns))
             self._matcher.update_process(target.info())
 
@@ -856,9 +855,7 @@ class Profiler:
             since_ns, target.polled_ns = target.polled_ns, monotonic_ns()
             new = None if ended else target.watcher.poll()
             if new is None:
-                # What the kernel told is the end, unless threads have gone on without the main thread.
-                told = target.exit_ns
-                target.end_ns = told if told is not None and now_ns - told < LINGER_NS else now_ns
+                target.end_ns = now_ns if target.exit_ns is None else target.exit_ns
                 self._matcher.update_process(target.info())
                 continue
             if new:

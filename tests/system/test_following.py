@@ -76,7 +76,10 @@ def _simulated(trace: Path) -> dict[int, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["subproc", "async"])
 def test_simulators_in_processes_of_their_own(kind: str, start_target: StartTarget, attach: Attach) -> None:
-    target = start_target(sys.executable, TARGETS / "vector_envs.py", kind, "4", "200")
+    words = (sys.executable, TARGETS / "vector_envs.py", kind, "8", "200")
+    target = start_target(
+        *words, environment={"SETTLE_S": "15"}
+    )  # so that all have their probes: counts are exact then
     profiler, trace = attach(target)
     target.go()
     truth = target.truth(240)
