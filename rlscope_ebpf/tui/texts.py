@@ -177,7 +177,7 @@ def _correction(snapshot: Snapshot | None, view: View) -> str:
     """Whether the probes' cost has been taken out of the figures. Costs that were not measured are not."""
     if snapshot is None or not view.shows_corrected(snapshot):
         return "raw"
-    return "overhead corrected" if calibrated(snapshot) else "raw (not calibrated: nothing to correct with)"
+    return "corrected" if calibrated(snapshot) else "raw (not calibrated: nothing to correct with)"
 
 
 def _chosen(text: str, value: object) -> Span:

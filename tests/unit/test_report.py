@@ -564,3 +564,10 @@ def test_command_on_a_terminal_has_colours_a_width_and_a_progress_bar(tmp_path: 
     assert "Adding up" in shown
     assert "env.step" in shown
     assert report_verb.LARGE_BYTES > 1_000_000
+
+
+def test_transitions_without_all_probes_are_at_least_so_many() -> None:
+    whole = break_down(samples.training())
+    assert "Transitions are at least so many" not in text.report_text(whole, 120)
+    shed = replace(whole, counters=replace(whole.counters, probes_shed=3))
+    assert "Transitions are at least so many" in text.report_text(shed, 120)

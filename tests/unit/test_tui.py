@@ -466,7 +466,7 @@ async def test_correction_is_not_claimed_without_calibration() -> None:
         assert "corrected" not in text_of(app, "#choices")
     measured = replace(snapshot, info=replace(snapshot.info, calibration={"calibrated": True}))
     async with shown(fakes.FakeSource(measured), LARGE) as (app, pilot):
-        assert "overhead corrected" in text_of(app, "#choices")
+        assert "· corrected" in text_of(app, "#choices")
         await pilot.press("c")
         assert "raw" in text_of(app, "#choices")
 
