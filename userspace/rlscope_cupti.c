@@ -540,8 +540,7 @@ static void first_start(void)
     atexit(program_ends);
 }
 
-/* `now`: CUPTI is taken into use by the calling thread, not by ours. */
-static uint32_t start(uint32_t flags, uint32_t patience, int now)
+uint32_t rlscope_gpu_start(uint32_t flags, uint32_t patience)
 {
     int saved = errno;
     enum rlscope_gpu_state_number state = RLSCOPE_GPU_STARTING;
@@ -574,7 +573,7 @@ static uint32_t start(uint32_t flags, uint32_t patience, int now)
     store_release(stop_wanted, 0);
     store_release(exit_done, 0);
     store_release(rlscope_gpu_state.state, state);
-    if (now)
+    if (flags & RLSCOPE_GPU_AT_ONCE)
         state = activate();
     activated = state == RLSCOPE_GPU_ACTIVE;
     if (activated)
@@ -597,11 +596,6 @@ static uint32_t start(uint32_t flags, uint32_t patience, int now)
     return state;
 }
 
-uint32_t rlscope_gpu_start(uint32_t flags, uint32_t patience)
-{
-    return start(flags, patience, 0);
-}
-
 uint32_t rlscope_gpu_stop(void)
 {
     if (load_acquire(thread_state) == THREAD_RUNS) {
@@ -615,6 +609,6 @@ uint32_t rlscope_gpu_stop(void)
 /* Called while CUDA is initialised: nothing has been launched yet, and nothing shall be missed. */
 int InitializeInjection(void)
 {
-    start(0, 0, 1);
+    rlscope_gpu_start(RLSCOPE_GPU_AT_ONCE, 0);
     return 1;
 }

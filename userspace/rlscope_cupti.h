@@ -134,13 +134,15 @@ RLSCOPE_GPU_API void rlscope_gpu_status(const struct rlscope_gpu_status *status,
 
 /* Never give CUPTI back by cuptiFinalize: all is disabled, and CUPTI stays initialised. */
 #define RLSCOPE_GPU_KEEP 0x1u
+/* Take CUPTI into use at once, in the calling thread. Until somebody listens, records are kept, as far as memory goes. */
+#define RLSCOPE_GPU_AT_ONCE 0x2u
 
 /* Starts, unless it is started: as soon as somebody listens, who has to within `patience_ms` (0: 10 s). Returns the
  * state; the work is done by a thread of the library's own. One that is about to leave starts again. */
 RLSCOPE_GPU_API uint32_t rlscope_gpu_start(uint32_t flags, uint32_t patience_ms);
 /* Asks it to leave. Returns the state at once; dormant follows within four seconds. */
 RLSCOPE_GPU_API uint32_t rlscope_gpu_stop(void);
-/* What the CUDA driver calls. It starts at once; until somebody listens, records are kept, as far as memory goes. */
+/* What the CUDA driver calls: starts at once. */
 RLSCOPE_GPU_API int InitializeInjection(void);
 
 #endif

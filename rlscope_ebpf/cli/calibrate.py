@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 MEANING = (
     "Each line is what one hit of a probe on such an instruction takes from the target: less if it tells nothing new "
-    "(silent), more if it sends an event. Of the latter, which part comes before and after the event's time stamp "
-    "decides whose time it is taken out of. The best method that the kernel has is used."
+    "(silent), more if it sends an event. Both are measured apart: where a silent hit seems to cost more, the figures "
+    "are off by at least the difference. Of a hit with an event, which part comes before and after the event's time "
+    "stamp decides whose time it is taken out of. The best method that the kernel has is used."
 )
 
 

@@ -53,7 +53,8 @@ def _process_block(process: ProcessRow, snapshot: Snapshot) -> str:
     transitions = _sum_transitions(rows)
     if transitions:
         shown = [f"{fmt.transition(kind)} {fmt.count(number)}" for kind, number in transitions[:TRANSITIONS_SHOWN]]
-        lines.append("  transitions: " + ", ".join(shown))
+        least = "at least " if snapshot.counters.probes_shed else ""  # calls without a probe are not counted
+        lines.append(f"  transitions: {least}" + ", ".join(shown))
     return "\n".join(lines)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -23,17 +25,21 @@ def command(trace: Path) -> int:
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("`view` needs a terminal.", f"`rlscope-ebpf report {trace}` prints the same figures anywhere.")
 
-    from rlscope_ebpf.model import format as fmt
-    from rlscope_ebpf.trace.reader import TraceReader
+    with _typing_unseen():
+        _show("Reading the trace…")  # on a busy machine all that is imported below takes seconds
 
-    reader = TraceReader(trace, progress=_show_progress)
-    click.echo("\r\033[K", nl=False, err=True)
+        from rlscope_ebpf.model import format as fmt
+        from rlscope_ebpf.trace.reader import TraceReader
 
-    from rlscope_ebpf.tui.app import ProfilerApp
-    from rlscope_ebpf.tui.replay import TraceReplay
+        reader = TraceReader(trace, progress=_show_progress)
+        _show("The trace is read; the screen is being opened…")
 
-    app = ProfilerApp(TraceReplay(reader))
-    app.run()
+        from rlscope_ebpf.tui.app import ProfilerApp
+        from rlscope_ebpf.tui.replay import TraceReplay
+
+        app = ProfilerApp(TraceReplay(reader))
+        app.run()
+        _show("")
     if app.failure is not None:
         raise app.failure
     for problem in reader.problems:
@@ -41,6 +47,29 @@ def command(trace: Path) -> int:
     return ExitStatus.OK if reader.complete else ExitStatus.DAMAGED
 
 
+@contextmanager
+def _typing_unseen() -> Iterator[None]:
+    """Keys are not echoed, and kept for whoever reads them next."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except termios.error:
+        yield
+        return
+    now = termios.tcgetattr(sys.stdin)
+    now[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, now)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def _show(text: str) -> None:
+    click.echo(f"\r\033[K{text}", nl=False, err=True)
+
+
 def _show_progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and total:
-        click.echo(f"\rReading the trace: {done * 100 // total:3d} %", nl=False, err=True)
+    if total:
+        _show(f"Reading the trace: {done * 100 // total:3d} %")

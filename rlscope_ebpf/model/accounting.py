@@ -40,8 +40,8 @@ class Accounting:
 
     @property
     def agrees(self) -> bool:
-        """Whether no figure is off by more than `LIMIT`."""
-        return all(each.off <= LIMIT for each in self.compared)
+        """Whether no figure is off by more than `LIMIT`, but for disks: of them the kernel itself may tell too much."""
+        return all(each.off <= LIMIT for each in self.compared if each.name != "disk")
 
 
 def accounting_of(counters: Counters) -> Accounting | None:

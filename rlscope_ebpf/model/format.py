@@ -248,8 +248,8 @@ def loss_label(name: str, number: int) -> str:
 
 
 def overhead(fraction: float, plausible: bool) -> str:
-    """The probes' estimated share of the target's time, or that the estimate cannot be right."""
-    share = f"{percent(fraction)} of the target's time"
+    """The probes' estimated share of the target's wall time, or that the estimate cannot be right."""
+    share = f"{percent(fraction)} of the target's wall time"
     return f"about {share}" if plausible else f"estimated at {share}, which cannot be right"
 
 

@@ -54,7 +54,7 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     `quality.scheduler` compares that with the kernel's own accounting (TaskStats) of the threads that could be
     compared, null if there was none: of the same `time_ns`, what was `told` and what was `accounted`; `off` is the
     difference as a share of what was accounted, or of a hundredth of the time if that is more; it `agrees` while none
-    is above 0.05.
+    is above 0.05, but for the disk's, of which kernels from 6.12 on tell too much where threads compete for a CPU.
 
     `session.mode` is how time was told apart: trace, sample or auto. An operation's `sampled` is null if all of its
     times are exact; otherwise it says of how much of its time (`time_ns`) samples told the category, how many there

@@ -139,9 +139,10 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
         facts.add_row("GPU records", _gpu_records(breakdown))
     if counters.samples:
         looks = f"{fmt.count(counters.samples)} looks at running threads"
-        facts.add_row("samples", f"{looks}; figures with ± are made of them, all others are exact")
+        facts.add_row("samples", f"{looks}; figures with ± are made of them")
     measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
-    share = f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's time ({measured})"
+    share = f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's wall time"
+    share += f" ({measured})"
     if not overhead.plausible:
         share += "; it did not even run for so long, so this estimate cannot be right"
     facts.add_row("overhead", share)
@@ -248,7 +249,7 @@ def _operations(phase: Phase, width: int, share: Share) -> Table:
     table = new_table(gap=2 if wide else 1)
     table.add_column("OPERATION", no_wrap=True, overflow="ellipsis", min_width=12)
     charged = wide and any(any(operation.total.overhead_ns) for operation in phase.operations)
-    optional = (("NESTED",) if nested else (), ("WITHOUT PROBES",) if charged else ())
+    optional = (("NESTED",) if nested else (), ("CORRECTED",) if charged else ())
     titles = ("COUNT", "MEAN", *optional[0], "WALL", *optional[1], "SHARE", "ON CPU")
     for title in titles if wide else ("COUNT\nMEAN", "WALL\nSHARE"):
         add_figures(table, title)
@@ -398,12 +399,19 @@ def _notes(breakdown: Breakdown) -> Iterator[RenderableType]:
         yield Text("Times are an operation's own; what is nested in it has a line of its own.", "dim")
     if operations and all(not operation.total.path for operation in operations):
         yield Text(f"No operation is marked: all time is {UNTRACKED}. Mark some with rlscope_ebpf.markers.")
+    if any(operation.total.transitions for operation in operations) and breakdown.counters.probes_shed:
+        yield Text(
+            "Transitions are at least so many: probes had been taken off, and their calls are not counted (see the "
+            "notices, or --max-overhead 0).",
+            "dim",
+        )
     if any(operation.total.open_now for operation in operations):
         yield Text("Operations that were open when the recording ended are counted.", "dim")
     if any(operation.total.sampled.time_ns for operation in operations):
         yield Text(
-            "±: by so many points the share may be off, which samples told instead of probes: with a confidence of "
-            f"{fmt.percent(CONFIDENCE)} it lies between. Wall times, counts and times on a CPU are exact.",
+            "Shares with ± were told by samples, not by probes. With a confidence of "
+            f"{CONFIDENCE * 100:.0f} % they are off by no more points than stand behind the ±, as far as the number of "
+            "looks goes: ± covers chance only. Wall times, counts of operations and times on a CPU are exact.",
             "dim",
         )
         if breakdown.info.capture.get("mode") == "sample":

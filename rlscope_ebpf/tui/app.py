@@ -47,6 +47,9 @@ DASHBOARD_SIZE = (120, 36)
 ROOMY_HEIGHT = 20
 """From so many rows on the command line and the details of the selected operation are shown."""
 
+LOW_HEIGHT = 16
+"""Below this many rows most lines around the panel are left out, so that some of its own are seen."""
+
 PANELS = {
     "operations": "Operations",
     "transitions": "Transitions",
@@ -212,6 +215,7 @@ class ProfilerApp(App[None]):
     ]  # fmt: skip
 
     _REPLAY_ACTIONS = frozenset({"seek", "jump", "speed", "faster"})
+    _IN_REPLAY: ClassVar[dict[str, str]] = {"quit": "Leave.", "pause": "Play, or stop."}  # what such keys do there
     _CLOSED_TO_MODALS = frozenset({"panel"})
 
     def __init__(
@@ -311,7 +315,9 @@ class ProfilerApp(App[None]):
         lines = texts.header(
             self.snapshot, self.view, self.title, width, paused=self.paused, replay=self._replay_state()
         )
-        return lines if self.size.height >= ROOMY_HEIGHT else lines[:1] + lines[2:]
+        if self.size.height >= ROOMY_HEIGHT:
+            return lines
+        return lines[:1] + (lines[2:] if self.size.height >= LOW_HEIGHT else lines[2:][-1:])  # the last tells of losses
 
     def _detail_lines(self, width: int) -> list[Line]:
         return texts.details(self._selected_operation(), width)
@@ -340,12 +346,13 @@ class ProfilerApp(App[None]):
             self._arrange()
             return
         snapshot = self.snapshot
+        replay = self._replay_state()
         operations = self.query_one("#operations", OperationsPanel)
         if snapshot is None:
-            operations.fill(OperationTable(), self.view, texts.hint(None, None, self.view))
+            operations.fill(OperationTable(), self.view, texts.hint(None, None, self.view, replay))
         else:
             self._table = operation_table(snapshot, self.view)
-            operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view))
+            operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view, replay))
             for panel in self.query(FiguresPanel):
                 if panel.display:
                     panel.fill(snapshot, self.view)
@@ -370,7 +377,9 @@ class ProfilerApp(App[None]):
         self.query_one("#right").display = bool(shown & {"calls", "gpu", "processes"})
         self.query_one("#lower").display = bool(shown - {"operations", "waits"})
         self.query_one("#tabs").display = not dashboard
-        self.query_one("#legend").display = "operations" in shown
+        high = self.size.height >= LOW_HEIGHT
+        self.query_one("#legend").display = "operations" in shown and high
+        self.query_one("#choices").display = high
         self.query_one("#details").display = "operations" in shown and self.size.height >= ROOMY_HEIGHT
         if not self._typing:
             self.query_one(f"#{self.active_panel}", Table).focus()
@@ -542,7 +551,8 @@ class ProfilerApp(App[None]):
             if replay and not self._replay:
                 continue
             key = binding.key_display or " ".join(binding.key.split(","))
-            groups["Replay" if replay else "Keys"].append((key, binding.tooltip))
+            what = self._IN_REPLAY.get(binding.id, binding.tooltip) if self._replay else binding.tooltip
+            groups["Replay" if replay else "Keys"].append((key, what))
         if self._replay:
             groups["Replay"].append(("1 … 9", "That many times as fast."))
         return groups

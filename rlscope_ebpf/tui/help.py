@@ -39,7 +39,7 @@ _WORDS = {
     "GPU": "time in which a GPU did work that the operation launched, whenever that ran",
     "CPU + GPU, GPU only": "parts of the time in which a GPU worked while threads ran, or slept",
     "(untracked)": "time outside any marked operation",
-    "overhead": "what the probes took of the target's time, on average since the start (with --max-overhead, what "
+    "overhead": "what the probes took of the target's wall time, on average since the start (with --max-overhead, what "
     "counts is the last moment)",
     "raw / corrected": "with / without the estimated cost of the probes (key c); the same while not calibrated",
     "≈": "told by samples, not by probes; the line of the chosen operation says by how many points it may be off",

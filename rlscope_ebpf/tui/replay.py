@@ -53,7 +53,7 @@ class TraceReplay:
         self._speed = 1.0
         self._asked_at = clock()
         self._loading = True
-        # What is there: only snapshot() touches it.
+        # What is there: only snapshot() changes it.
         self._model = LiveModel()
         self._batches: Iterator[Batch] = iter(())
         self._next: Batch | None = None
@@ -91,7 +91,9 @@ class TraceReplay:
         """Where the replay is."""
         with self._lock:
             self._advance()
-            return ReplayState(self._playing, self._speed, int(self._wanted_ns), self._duration_ns, self._loading)
+            wanted_ns = int(self._wanted_ns)
+            read = min(1.0, self._reached_ns / wanted_ns) if self._loading and wanted_ns else 1.0
+            return ReplayState(self._playing, self._speed, wanted_ns, self._duration_ns, self._loading, read)
 
     def _advance(self) -> None:
         """Time has passed. While the reading lags behind, the replay waits for it."""

@@ -24,6 +24,7 @@ class ReplayState:
     position_ns: int  # since the recording's start
     duration_ns: int  # of the whole recording; 0 while unknown
     loading: bool = False  # still reading its way to the position that was asked for
+    read: float = 1.0  # share of that way which has been read
 
     @property
     def fraction(self) -> float:

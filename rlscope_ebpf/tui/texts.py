@@ -29,13 +29,17 @@ GPU_SENTENCES = {
 """What the header says about the GPU, by `SessionInfo.gpu`."""
 
 
+def _whole_percent(fraction: float) -> str:
+    return f"{fraction * 100:.0f} %"
+
+
 def badge(snapshot: Snapshot | None, paused: bool, replay: ReplayState | None) -> Span:
     """What the screen is showing, in one word."""
     if paused:
         return Span(" PAUSED ", "badge-paused")
     if replay is not None:
         if replay.loading:
-            return Span(" READING ", "badge-replay")
+            return Span(f" READING {_whole_percent(replay.read)} ", "badge-replay")
         return Span(" REPLAY " if replay.playing else " TRACE ", "badge-replay")
     if snapshot is None:
         return Span(" ATTACHING ", "badge-final")
@@ -173,7 +177,7 @@ def _correction(snapshot: Snapshot | None, view: View) -> str:
     """Whether the probes' cost has been taken out of the figures. Costs that were not measured are not."""
     if snapshot is None or not view.shows_corrected(snapshot):
         return "raw"
-    return "overhead corrected" if calibrated(snapshot) else "raw (not calibrated: nothing to correct with)"
+    return "corrected" if calibrated(snapshot) else "raw (not calibrated: nothing to correct with)"
 
 
 def _chosen(text: str, value: object) -> Span:
@@ -241,8 +245,12 @@ def _keyed(text: str) -> Line:
     return [Span(part, "key" if number % 2 else "dim") for number, part in enumerate(text.split("`")) if part]
 
 
-def hint(snapshot: Snapshot | None, table: OperationTable | None, view: View) -> list[Line]:
+def hint(
+    snapshot: Snapshot | None, table: OperationTable | None, view: View, replay: ReplayState | None = None
+) -> list[Line]:
     """What to do about an empty screen; nothing if it is not empty."""
+    if replay is not None and replay.loading and not (snapshot and any(row.wall_ns for row in snapshot.operations)):
+        return [_keyed(f"Reading the trace: {_whole_percent(replay.read)}")]
     if snapshot is None or table is None:
         return [_keyed("Waiting for the first events…")]
     if not snapshot.operations:

@@ -115,8 +115,13 @@ def test_the_kernels_accounts_beside_it() -> None:
     with_disk = replace(ACCOUNTED, accounted_disk=1, accounted_disk_ns=100 * MS)
     report = validated(breakdown(counters=with_disk))
     assert report["quality"]["scheduler"]["disk"]["off"] == 0.9
+    assert report["quality"]["scheduler"]["agrees"] is True  # that may be the kernel's fault
+    off = replace(ACCOUNTED, told_running_ns=2_110 * MS)
+    report = validated(breakdown(counters=off))
+    assert report["quality"]["scheduler"]["running"]["off"] == 0.055
     assert report["quality"]["scheduler"]["agrees"] is False
-    assert "do not rely on" in text.report_text(breakdown(counters=with_disk), 200)
+    assert "do not rely on" in text.report_text(breakdown(counters=off), 200)
+    assert "do not rely on" not in text.report_text(breakdown(counters=with_disk), 200)
 
 
 def test_the_schema_itself_is_valid() -> None:
@@ -559,3 +564,10 @@ def test_command_on_a_terminal_has_colours_a_width_and_a_progress_bar(tmp_path: 
     assert "Adding up" in shown
     assert "env.step" in shown
     assert report_verb.LARGE_BYTES > 1_000_000
+
+
+def test_transitions_without_all_probes_are_at_least_so_many() -> None:
+    whole = break_down(samples.training())
+    assert "Transitions are at least so many" not in text.report_text(whole, 120)
+    shed = replace(whole, counters=replace(whole.counters, probes_shed=3))
+    assert "Transitions are at least so many" in text.report_text(shed, 120)

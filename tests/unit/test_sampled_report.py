@@ -91,7 +91,9 @@ def test_the_text_marks_them_and_says_what_the_mark_means() -> None:
         assert "±" in "".join(lines[at["inference"] : at["inference"] + each]), shown
         assert "±" not in "".join(lines[at["backprop"] : at["backprop"] + min(2, each)]), shown
         told = " ".join(shown.split())
-        assert "±: by so many points the share may be off" in told
+        assert "Shares with ± were told by samples" in told
+        assert "95 %" in told
+        assert "chance only" in told
         assert "Samples count no calls" in told
         assert "500 looks at running threads" in told
     assert "±" not in text.report_text(break_down(samples.training()), 160)

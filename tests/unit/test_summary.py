@@ -34,5 +34,12 @@ def test_an_overhead_that_cannot_be_right_is_said() -> None:
     good = fakes.running()
     bad = replace(good, overhead_fraction=2.99, overhead_plausible=False)
     for say in (summary.render, progress.describe):
-        assert "overhead about 3.2 % of the target's time" in say(good)
-        assert "overhead estimated at 299 % of the target's time, which cannot be right" in say(bad)
+        assert "overhead about 3.2 % of the target's wall time" in say(good)
+        assert "overhead estimated at 299 % of the target's wall time, which cannot be right" in say(bad)
+
+
+def test_transitions_without_all_probes_are_at_least_so_many() -> None:
+    running = fakes.running()
+    assert "transitions: at least " not in summary.render(running)
+    shed = replace(running, counters=replace(running.counters, probes_shed=3))
+    assert "transitions: at least " in summary.render(shed)

@@ -466,7 +466,7 @@ async def test_correction_is_not_claimed_without_calibration() -> None:
         assert "corrected" not in text_of(app, "#choices")
     measured = replace(snapshot, info=replace(snapshot.info, calibration={"calibrated": True}))
     async with shown(fakes.FakeSource(measured), LARGE) as (app, pilot):
-        assert "overhead corrected" in text_of(app, "#choices")
+        assert "· corrected" in text_of(app, "#choices")
         await pilot.press("c")
         assert "raw" in text_of(app, "#choices")
 
@@ -479,8 +479,41 @@ async def test_help_knows_every_key() -> None:
             assert binding.id, binding  # type: ignore[union-attr]
             assert binding.tooltip, binding  # type: ignore[union-attr]
             if not binding.id.startswith("replay.speed_"):  # type: ignore[union-attr]
-                assert binding.tooltip in described  # type: ignore[union-attr]
+                expected = app._IN_REPLAY.get(binding.id, binding.tooltip)  # type: ignore[union-attr, arg-type]
+                assert expected in described
         assert "Replay" in keys
+
+
+async def test_help_in_a_replay_speaks_of_the_replay() -> None:
+    async with shown(fakes.FakeReplay(fakes.running()), LARGE) as (app, pilot):
+        await pilot.press("question_mark")
+        text = text_of(app)
+        assert "Play, or stop." in text
+        assert "detaches" not in text
+        assert "profiling goes on" not in text
+
+
+@pytest.mark.parametrize("source", [fakes.FakeSource(fakes.running()), fakes.FakeReplay(fakes.lossy())])
+async def test_a_very_small_screen_still_shows_rows(source: fakes.FakeSource) -> None:
+    async with shown(source, (50, 12)) as (app, _):
+        lines = text_of(app, "#operations").splitlines()
+        assert len(lines) >= 5
+        assert "OPERATION" in lines[0]
+        assert names(app)[0] in lines[1]
+        lowest = app.query_one("#keys").region
+        assert lowest.bottom <= 12
+        if source.current.losses.events:
+            assert "Losses" in text_of(app, "#header")
+
+
+async def test_a_replay_that_is_still_being_read_says_how_far() -> None:
+    source = fakes.FakeReplay(fakes.empty())
+    source.now = replace(source.now, loading=True, read=0.34)
+    app = ProfilerApp(source, refresh_s=60)
+    async with app.run_test(size=SMALL) as pilot:
+        await until(pilot, lambda: app.snapshot is not None)
+        assert "READING 34 %" in text_of(app, "#header")
+        assert "Reading the trace: 34 %" in text_of(app, "#operations")
 
 
 async def test_messages() -> None:

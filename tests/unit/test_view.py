@@ -39,6 +39,12 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine reading takes its time; a test that wants parts asks for them."""
+    monkeypatch.setattr("rlscope_ebpf.tui.replay.READING_BUDGET_S", 60.0)
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """Ten seconds of two processes."""
@@ -127,6 +133,7 @@ def test_a_long_way_is_gone_in_parts(trace: Path, monkeypatch: pytest.MonkeyPatc
     replay.seek(0.9)
     parts = [replay.snapshot()]
     assert replay.state().loading
+    assert 0 < replay.state().read < 1
     replay.play()
     clock.now += 3  # the replay waits for the reading: no time is skipped
     while replay.state().loading and len(parts) < 1_000:
@@ -183,8 +190,11 @@ def test_without_a_terminal(trace: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert f"rlscope-ebpf report {trace}" in error
 
 
-def in_terminal(*arguments: str, keys: bytes = b"q") -> tuple[int, str]:
-    """Run the command in a terminal of its own; its exit status and what it drew."""
+def in_terminal(*arguments: str, keys: bytes = b"q", early: bytes = b"") -> tuple[int, str]:
+    """Run the command in a terminal of its own; its exit status and what it drew.
+
+    `early` keys come as soon as anything is drawn, `keys` when the figures are there.
+    """
     master, slave = pty.openpty()
     code = "import sys; from rlscope_ebpf.cli import main; sys.exit(main(sys.argv[1:]))"
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
@@ -203,6 +213,8 @@ def in_terminal(*arguments: str, keys: bytes = b"q") -> tuple[int, str]:
             break
         if not part:
             break
+        if early and not drawn:
+            os.write(master, early)
         drawn += part
         if not sent and b"BREAKDOWN" in drawn and b"inference" in drawn:
             os.write(master, keys)
@@ -215,6 +227,13 @@ def test_in_a_terminal(trace: Path) -> None:
     status, drawn = in_terminal("view", str(trace))
     assert status == ExitStatus.OK, drawn[-500:]
     assert "Traceback" not in drawn
+
+
+def test_something_is_seen_at_once_and_keys_are_not_echoed(trace: Path) -> None:
+    status, drawn = in_terminal("view", str(trace), early=b"\x1b[1~u")
+    assert status == ExitStatus.OK, drawn[-500:]
+    assert drawn.startswith("\r\x1b[KReading the trace")
+    assert "^[[1~" not in drawn
 
 
 def test_a_damaged_trace_in_a_terminal(trace: Path) -> None:

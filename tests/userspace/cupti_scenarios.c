@@ -368,7 +368,7 @@ static void flood(int rounds)
     struct rusage before, after;
 
     CHECK(simcuda_set_gpu("latency", 0) == 0);
-    CHECK(InitializeInjection() == 1);
+    rlscope_gpu_start(RLSCOPE_GPU_AT_ONCE, 600000);
     CHECK(load(rlscope_gpu_state.state) == RLSCOPE_GPU_ACTIVE);
     getrusage(RUSAGE_SELF, &before);
     for (int i = 0; i < rounds; i++) {

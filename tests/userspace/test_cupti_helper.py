@@ -202,7 +202,7 @@ import ctypes, os, sys, time
 helper = ctypes.CDLL(sys.argv[1])
 threads = lambda: len(os.listdir("/proc/self/task"))
 assert threads() == 1
-helper.rlscope_gpu_start(0, 0)
+helper.rlscope_gpu_start(2, 0)  # at once
 state = (ctypes.c_uint32 * 5).in_dll(helper, "rlscope_gpu_state")
 while state[4] == 1 or threads() > 1:
     time.sleep(0.001)
