@@ -73,7 +73,7 @@ def candidate(name: str) -> Callable[[int], int]:
     if name == "nullcontext_kept":
         return kept(nullcontext())
     if name == "nvtx":
-        import nvtx  # type: ignore[import-untyped]
+        import nvtx
 
         return made_anew(nvtx.annotate, "step")
     if name == "record_function":
