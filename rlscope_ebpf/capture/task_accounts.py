@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,21 @@ def accounts_for_disks() -> bool:
 class TaskAccounts:
     """Reads them. Importing pyroute2 takes half a second: make it where nobody waits.
 
+    pyroute2's socket makes an event loop for each thread that uses it, and only closes that of the thread which closes
+    the socket. So one thread does everything.
+
     Raises OSError or ImportError if there is no such interface.
     """
 
     def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "task-accounts")
+        try:
+            self._thread.submit(self._open).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def _open(self) -> None:
         from pyroute2.netlink.exceptions import NetlinkError
         from pyroute2.netlink.taskstats import TaskStats
 
@@ -50,6 +62,9 @@ class TaskAccounts:
 
     def read(self, tid: int) -> TaskAccount | None:
         """None if there is no such thread any more."""
+        return self._thread.submit(self._read, tid).result()
+
+    def _read(self, tid: int) -> TaskAccount | None:
         try:
             message = self._socket.get_pid_stat(tid)[0]
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -65,6 +80,7 @@ class TaskAccounts:
             return None
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. Safe to call twice."""
         with suppress(Exception):  # whatever it is, the figures have been read
-            self._socket.close()
+            self._thread.submit(self._socket.close).result()
+        self._thread.shutdown()

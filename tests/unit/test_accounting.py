@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -187,3 +189,23 @@ def test_the_kernel_answers(real: TaskAccounts) -> None:
     assert after.age_ns > before.age_ns
     assert before.time_ns < after.time_ns <= time.monotonic_ns()
     assert real.read(0x3FFFFFF) is None  # no thread has such a number
+
+
+USED_IN_SEVERAL_THREADS = """
+import os, threading
+from rlscope_ebpf.capture.task_accounts import TaskAccounts
+box = []
+maker = threading.Thread(target=lambda: box.append(TaskAccounts()))
+maker.start()
+maker.join()
+reader = threading.Thread(target=lambda: box[0].read(os.getpid()))
+reader.start()
+reader.join()
+box[0].close()
+"""
+
+
+def test_nothing_is_left_open_whichever_threads_used_it() -> None:
+    words = [sys.executable, "-X", "dev", "-c", USED_IN_SEVERAL_THREADS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
