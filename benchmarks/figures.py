@@ -83,7 +83,7 @@ class Results:
             limit, text = self.median(goal.limit), f"{goal.kind} {other.what}"
         else:
             limit = goal.limit
-            text = f"within {limit:.0%}" if goal.kind == "within" else f"{goal.kind} {number(limit)}"
+            text = f"within {limit:.0%}" if goal.kind == "within" else f"{goal.kind} {as_limit(limit)}"
         value = self.median(figure.key)
         if value is None or limit is None:
             return f"{text}: not known"
@@ -111,6 +111,11 @@ class Benchmark:
     measure: Callable[[Results, Effort], None]
     remarks: tuple[str, ...] = field(default=())
     by_name_only: bool = False  # takes long: only run when asked for
+
+
+def as_limit(value: float) -> str:
+    """1.06 → "1.06", 2e6 → "2,000,000": a goal is not rounded as what is measured is."""
+    return f"{value:,.3f}".rstrip("0").rstrip(".")
 
 
 def number(value: float, digits: int = 0) -> str:
