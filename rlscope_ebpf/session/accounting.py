@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from rlscope_ebpf.capture.task_accounts import TaskAccount, TaskAccounts, accoun
 from rlscope_ebpf.model.categories import ThreadState, Wait
 from rlscope_ebpf.model.keys import grown
 from rlscope_ebpf.model.tables import Batch, Counters, ThreadInfo
+from rlscope_ebpf.session.target import thread_ids
 
 MOST_THREADS = 256
 """Of all targets together: reading one takes a third of a millisecond."""
@@ -60,7 +60,7 @@ class AccountingCheck:
             return
         self._begun_ns = now_ns
         self._sums_ns[:] = 0
-        self._before = self._read(tid for pid in pids for tid in _threads_of(pid))
+        self._before = self._read(tid for pid in pids for tid in thread_ids(pid))
         for number, tid in self._threads.items():
             self._start(number, tid)
 
@@ -159,10 +159,3 @@ class AccountingCheck:
         if self._accounts is not None:
             self._accounts.close()
             self._accounts = None
-
-
-def _threads_of(pid: int) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return []

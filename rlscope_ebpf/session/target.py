@@ -130,6 +130,14 @@ def read_cpu_ns(pid: int) -> int | None:
         return None
 
 
+def thread_ids(pid: int) -> list[int]:
+    """Of the threads that a process has, in order; none once it is gone."""
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return []
+
+
 def thread_name(pid: int, tid: int) -> str:
     """The name the system knows a thread by; its number if it is gone."""
     try:

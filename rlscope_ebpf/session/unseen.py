@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import ThreadState
 from rlscope_ebpf.model.keys import grown
 from rlscope_ebpf.model.tables import Batch, ImportantNotice, ThreadInfo
-from rlscope_ebpf.session.target import monotonic_ns, read_cpu_ns
+from rlscope_ebpf.session.target import monotonic_ns, read_cpu_ns, thread_ids
 
 LOOK_NS = 1_000_000_000
 """Between two looks at all threads, at least."""
@@ -121,12 +120,8 @@ class UnseenThreads:
 
 def _threads_ns(pid: int) -> Iterator[tuple[int, int]]:
     """Thread and its CPU time, of each that a process has."""
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return
-    for tid in tids:
+    for tid in thread_ids(pid):
         with suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
             with open(f"/proc/{pid}/task/{tid}/schedstat", "rb", buffering=0) as file:
                 used_ns = int(file.read().split()[0])
-            yield int(tid), used_ns
+            yield tid, used_ns

@@ -40,7 +40,7 @@ def accounts(monkeypatch: pytest.MonkeyPatch) -> FakeAccounts:
     found = FakeAccounts()
     found.now = {}
     monkeypatch.setattr(accounting, "TaskAccounts", lambda: found)
-    monkeypatch.setattr(accounting, "_threads_of", lambda pid: list(found.now))
+    monkeypatch.setattr(accounting, "thread_ids", lambda pid: list(found.now))
     return found
 
 
