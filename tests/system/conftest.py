@@ -42,17 +42,6 @@ def can_run() -> None:
         pytest.fail(reason, pytrace=False)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Costs of probes are measured once for all tests, and this host's own are left alone."""
-    from rlscope_ebpf.paths import STATE_VARIABLE
-
-    folder = tmp_path_factory.mktemp("state")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(STATE_VARIABLE, str(folder))
-        yield folder
-
-
 @pytest.fixture
 def start_target(tmp_path: Path) -> Iterator[Callable[..., harness.Program]]:
     """start_target(word, …, realtime=…): a target program that waits for the profiler."""
