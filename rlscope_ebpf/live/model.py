@@ -6,6 +6,7 @@ import threading
 from collections import deque
 
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.timeline import TimelineTotals
 from rlscope_ebpf.model.figures import OperationTotal
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
@@ -27,6 +28,7 @@ class LiveModel:
         self._lock = threading.Lock()
         self._info = _BEFORE_START
         self._totals = Totals()
+        self._timeline = TimelineTotals()
         self._received: deque[tuple[int, int]] = deque()  # (now_ns, events received until then)
         self._now_ns = 0
         self._finished = False
@@ -44,6 +46,7 @@ class LiveModel:
         """Add a batch."""
         with self._lock:
             self._totals.add(batch)
+            self._timeline.add(batch)
             if batch.gpu is not None:
                 self._info = self._info.with_gpu(batch.gpu)
             for text in batch.notices:
@@ -98,6 +101,7 @@ class LiveModel:
                 processes=self._process_rows(),
                 phases=totals.phases(),
                 notices=tuple(self._notices),
+                timeline=self._timeline.picture(),
             )
 
     def _add_notice(self, text: str) -> None:
@@ -125,6 +129,8 @@ class LiveModel:
                 total_steps=process.total_steps,
                 start_ns=process.info.start_ns,
                 end_ns=self._now_ns if process.info.end_ns is None else process.info.end_ns,
+                exit_status=process.info.exit_status,
+                gpu_ns=process.gpu_ns,
             )
             for process in self._totals.processes()
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlscope_ebpf.live.timeline import Timeline, no_timeline
 from rlscope_ebpf.model.figures import NO_ACTIVITY
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.session import SessionInfo
@@ -93,6 +94,8 @@ class ProcessRow:
     total_steps: int  # 0: unknown
     start_ns: int
     end_ns: int  # now, if alive
+    exit_status: int | None = None  # negative: the signal that ended it; None: alive, or not known
+    gpu_ns: int = 0  # time in which some GPU worked for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class Snapshot:
     phases: tuple[str, ...] = ()
     overhead_plausible: bool = True  # no more than the time that the target's threads ran
     notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first; see ImportantNotice
+    timeline: Timeline = field(default_factory=no_timeline)
 
     @property
     def uses_gpu(self) -> bool:
