@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -183,6 +183,8 @@ class Host:
             self.words.append("--simulated")
             self.options = ["--library", "backend=*/libworker.so"]
             self.environment["RLSCOPE_LIBCUPTI"] = str(simcuda_build.native() / "libcupti.so.13")
+        self.helper = ROOT / "rlscope_ebpf" / "librlscope_cupti.so"
+        self.long_s: float = options.long_s
         self.frida = importlib.util.find_spec("frida") is not None
 
     @property
@@ -332,6 +334,7 @@ def read_trace(trace: Path, windows: dict[str, tuple[int, int]]) -> dict[str, di
         found[name] = {
             "kernels": len(here),
             "kernels_ns": int(here["duration_ns"].sum()),
+            "graph_kernels": int(np.count_nonzero(here["graph"])),
             "spin_kernels": len(spin),
             "spin_ns": int(spin["duration_ns"].sum()),
             "inherited_path_0": int(np.count_nonzero(here["path"] == 0)),
@@ -529,7 +532,7 @@ def prepare_attach(host: Host, process: Process) -> str:
     """Without a way to load the helper from outside, the target does it itself when told to."""
     if host.frida:
         return "Frida"
-    process.do(f"helper {ROOT / 'rlscope_ebpf' / 'librlscope_cupti.so'}")
+    process.do(f"helper {host.helper}")
     return "the target itself"
 
 
@@ -599,7 +602,8 @@ def rounds(host: Host) -> None:
         host.results.add("rounds", "end", status=process.end())
 
 
-PARTS: dict[str, Callable[[Host], None]] = {"sums": sums, "slowdown": slowdown, "ppo": ppo, "rounds": rounds}
+Part = Callable[["Host"], None]
+PARTS: dict[str, Part] = {"sums": sums, "slowdown": slowdown, "ppo": ppo, "rounds": rounds}
 
 
 def attempt(host: Host, part: str, what: str, step: Callable[[], None]) -> None:
@@ -655,12 +659,13 @@ def never_idle(processors: set[int]) -> Iterator[None]:
             os.waitpid(pid, 0)
 
 
-def main() -> int:
+def main(parts: Mapping[str, Part] = PARTS) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for results; default $OUT")
     parser.add_argument("--seconds", type=float, default=235, help="for all of it")
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; repeatable")
+    parser.add_argument("--only", choices=parts, action="append", help="this part alone; repeatable")
     parser.add_argument("--simulated", action="store_true", help="on the simulated CUDA")
+    parser.add_argument("--for", type=float, default=20, dest="long_s", metavar="S", help="for parts that take long")
     parser.add_argument("--processors", default="", help="the targets run on these alone, and they never idle")
     options = parser.parse_args()
     folder = options.out or Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="rlscope-results-"))
@@ -670,9 +675,9 @@ def main() -> int:
         attempt(host, "about", "host", lambda: about(host))
         attempt(host, "about", "kernels that spin", host.compile_spin)
         for name in options.only or (
-            name for name in PARTS if name != "ppo" or importlib.util.find_spec("stable_baselines3")
+            name for name in parts if name != "ppo" or importlib.util.find_spec("stable_baselines3")
         ):
-            attempt(host, name, "all", lambda name=name: PARTS[name](host))
+            attempt(host, name, "all", lambda name=name: parts[name](host))
     shutil.rmtree(host.traces, ignore_errors=True)
     print(f"results: {folder / 'results.jsonl'}", file=sys.stderr)
     return 0

@@ -7,12 +7,20 @@ It prints `READY pid`, and for each line on stdin `DONE json`:
     loop N             N iterations of a launch-bound training loop
     steady             the same until the next line, which ends it; a line `STEADY` first, and `RATE json` every second
     ppo N              N steps of Stable-Baselines3's PPO on CartPole, on the GPU
+    train NAME         PPO or A2C of Stable-Baselines3 on CartPole, on the GPU, until the next line; `STEADY` first
+    graphs NODES       replay a graph of so many small kernels until the next line; `STEADY` first, and `RATE json`
+    replays N          the same N times
+    threads N KIND     from now on N threads launch by themselves, KIND: eager, graph, matmul (a graph with products);
+                       0: they end, and say how many of their results were wrong
+    mixed N            N times five kernels that run for 5, 10, 20, 50 and 100 us
     spin N NS          N kernels one after the other that each run for NS nanoseconds
     profile WHAT LINE  LINE under torch.profiler; WHAT: cuda, or both (CPU and CUDA)
     cupti LINE         LINE with records taken by cupti-python
-    helper FILE        load the GPU helper, or find it, and start it
+    helper FILE        load the GPU helper, or find it, and start it; `!helper FILE` while something goes on, unanswered
 
-Times are of CLOCK_MONOTONIC; `launched` are kernels, where their number is known. `--simulated`: no real GPU.
+Times are of CLOCK_MONOTONIC; `launched` are kernels, where their number is known. What goes on until the next line
+tells `windows`, too: when each of some 50 ms ended (train: each cycle), and how long an iteration in it took, in us.
+`--simulated`: no real GPU.
 """
 
 from __future__ import annotations
@@ -37,6 +45,138 @@ import rlscope_ebpf.markers as rls
 
 SYNCHRONISE_EVERY = 20
 PATIENCE_MS = 20_000
+WINDOW_S = 0.05
+MIXED_NS = (5_000, 10_000, 20_000, 50_000, 100_000)
+CYCLES = {"PPO": 1, "A2C": 50}  # rollouts that make one window
+THREAD_KERNELS = 32
+GRAPHS_TOGETHER = 50
+REPLAYED_NODES = 20
+
+
+class Windows:
+    """How long iterations take, window by window."""
+
+    def __init__(self, seconds: float = WINDOW_S) -> None:
+        self.found: list[tuple[int, float]] = []
+        self._seconds = seconds
+        self._count = 0
+        self._begin = time.monotonic()
+
+    def count(self, iterations: int = 1) -> None:
+        """So many are done."""
+        self._count += iterations
+        now = time.monotonic()
+        if now - self._begin >= self._seconds:
+            self.found.append((time.monotonic_ns(), round((now - self._begin) / self._count * 1e6, 2)))
+            self._begin, self._count = now, 0
+
+
+class SimulatedGraph:
+    """A graph of the simulated driver."""
+
+    def __init__(self, cuda: Any, kernel: Any, nodes: int) -> None:
+        class Parameters(ctypes.Structure):
+            _fields_ = (("func", ctypes.c_void_p), ("rest", ctypes.c_uint32 * 24))
+
+        graph, self._executable, self._cuda = ctypes.c_void_p(), ctypes.c_void_p(), cuda
+        parameters = Parameters(ctypes.addressof(kernel))
+        cuda.cuGraphCreate(ctypes.byref(graph), 0)
+        for _ in range(nodes):
+            node = ctypes.c_void_p()
+            cuda.cuGraphAddKernelNode_v2(ctypes.byref(node), graph, None, 0, ctypes.byref(parameters))
+        cuda.cuGraphInstantiateWithFlags(ctypes.byref(self._executable), graph, ctypes.c_ulonglong(0))
+
+    def replay(self) -> None:
+        self._cuda.cuGraphLaunch(self._executable, None)
+
+    def synchronize(self) -> None:
+        self._cuda.cuCtxSynchronize()
+
+    def is_wrong(self, replays: int) -> bool:
+        return False
+
+
+class TorchGraph:
+    """Kernels that add one to each number of a tensor, so it is known what comes of them; or such and products."""
+
+    def __init__(self, torch: Any, nodes: int, *, products: bool = False) -> None:
+        self._torch = torch
+        self._stream = torch.cuda.Stream()
+        self._nodes = nodes
+        with torch.cuda.stream(self._stream):
+            self._sum = torch.zeros(256, dtype=torch.float64, device="cuda")
+            self._a = torch.randn(512, 4096, device="cuda") if products else None
+            self._b = torch.randn(4096, 64, device="cuda") if products else None
+            self._expected = self._product() if products else None
+        self._stream.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            for _ in range(nodes):
+                self._sum.add_(1)
+            if products:
+                self._result = self._product()
+
+    def _product(self) -> Any:
+        found = self._a @ self._b
+        return found @ self._torch.ones(64, 64, device="cuda")
+
+    def replay(self) -> None:
+        with self._torch.cuda.stream(self._stream):
+            self._graph.replay()
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def is_wrong(self, replays: int) -> bool:
+        """After so many since the last look."""
+        with self._torch.cuda.stream(self._stream):
+            wrong = bool((self._sum != self._nodes * replays).any().item())
+            if self._expected is not None:
+                wrong |= not self._torch.allclose(self._result, self._expected, rtol=1e-3, atol=1e-2)
+            self._sum.zero_()
+        self._stream.synchronize()
+        return wrong
+
+
+class Eager:
+    """The same launched one by one."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            self._sum = torch.zeros(256, dtype=torch.float64, device="cuda")
+
+    def replay(self) -> None:
+        with self._torch.cuda.stream(self._stream):
+            for _ in range(THREAD_KERNELS):
+                self._sum.add_(1)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def is_wrong(self, replays: int) -> bool:
+        with self._torch.cuda.stream(self._stream):
+            wrong = bool((self._sum != THREAD_KERNELS * replays).any().item())
+            self._sum.zero_()
+        self._stream.synchronize()
+        return wrong
+
+
+class SimulatedEager:
+    """Launches of the simulated driver."""
+
+    def __init__(self, work: SimulatedWork) -> None:
+        self._work = work
+
+    def replay(self) -> None:
+        self._work.launch(THREAD_KERNELS)
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+
+    def is_wrong(self, replays: int) -> bool:
+        return False
 
 
 class SimulatedWork:
@@ -59,6 +199,15 @@ class SimulatedWork:
             self._worker.worker_run(self._kernel, *map(ctypes.c_int64, (14, 0, 1)))
         with rls.operation("step"):
             self._launch(self._kernel, 6)
+
+    def launch(self, count: int) -> None:
+        self._launch(self._kernel, count)
+
+    def graph(self, nodes: int, *, products: bool = False) -> Any:
+        return SimulatedGraph(self._cuda, self._kernel, nodes)
+
+    def eager(self) -> Any:
+        return SimulatedEager(self)
 
     def spin(self, count: int, ns: int) -> None:
         self._cuda.simcuda_set_kernel(self._spin, b"rlscope_spin", ctypes.c_int64(ns))
@@ -101,6 +250,12 @@ class TorchWork:
         with rls.operation("step"):
             self._optimizer.step()
 
+    def graph(self, nodes: int, *, products: bool = False) -> Any:
+        return TorchGraph(self._torch, nodes, products=products)
+
+    def eager(self) -> Any:
+        return Eager(self._torch)
+
     def spin(self, count: int, ns: int) -> None:
         if self._library is None:
             raise RuntimeError("there is no library whose kernels spin")
@@ -118,6 +273,11 @@ class Commands:
         self._work = work
         self._lines = lines
         self._model: Any = None
+        self._graph: Any = None
+        self._running: list[threading.Thread] = []
+        self._end = threading.Event()
+        self._making = threading.Lock()  # one captures at a time
+        self._made: list[dict[str, Any]] = []
 
     def do(self, line: str) -> dict[str, Any]:
         word, *rest = line.split()
@@ -161,6 +321,7 @@ class Commands:
         begin = last = time.monotonic()
         total = count = 0
         worst = longest = 0.0
+        windows = Windows()
         with rls.operation("train"):
             while self._lines.empty():
                 start = time.monotonic()
@@ -168,6 +329,7 @@ class Commands:
                 total, count = total + 1, count + 1
                 if total % SYNCHRONISE_EVERY == 0:
                     self._work.synchronize()
+                windows.count()
                 now = time.monotonic()
                 longest, worst = max(longest, now - start), max(worst, now - start)
                 if now - last >= 1:
@@ -176,7 +338,111 @@ class Commands:
                     last, count, longest = now, 0, 0.0
         self._work.synchronize()
         seconds = time.monotonic() - begin
-        return {"iterations": total, "per_s": total / seconds, "longest_ms": worst * 1e3}
+        each = {"iterations": total, "per_s": total / seconds, "longest_ms": worst * 1e3}
+        return each | {"windows": windows.found}
+
+    def _graphs(self, nodes: str) -> dict[str, Any]:
+        graph = self._work.graph(int(nodes))
+        print("STEADY", flush=True)
+        last = begin = time.monotonic()
+        total = count = wrong = 0
+        windows = Windows()
+        with rls.operation("replay"):
+            while self._lines.empty():
+                for _ in range(GRAPHS_TOGETHER):
+                    graph.replay()
+                graph.synchronize()
+                wrong += graph.is_wrong(GRAPHS_TOGETHER)
+                count += GRAPHS_TOGETHER
+                windows.count(GRAPHS_TOGETHER)
+                now = time.monotonic()
+                if now - last >= 1:
+                    total += count
+                    rate = {"time_ns": time.monotonic_ns(), "per_s": count / (now - last), "longest_ms": 0.0}
+                    print("RATE", json.dumps(rate | {"replays": total, "wrong": wrong}), flush=True)
+                    last, count = now, 0
+        total += count
+        seconds = time.monotonic() - begin
+        each = {"replays": total, "launched": total * int(nodes), "wrong": wrong, "seconds": seconds}
+        return each | {"windows": windows.found}
+
+    def _replays(self, count: str) -> dict[str, Any]:
+        if self._graph is None:
+            self._graph = self._work.graph(REPLAYED_NODES)
+
+        def replay() -> None:
+            for _ in range(int(count)):
+                self._graph.replay()
+            self._graph.synchronize()
+
+        return self._timed(replay, launched=int(count) * REPLAYED_NODES)
+
+    def _train(self, name: str) -> dict[str, Any]:
+        import stable_baselines3
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        windows = Windows(0)
+        lines = self._lines
+        every = CYCLES[name]
+
+        class Watch(BaseCallback):
+            rollouts = 0
+
+            def _on_step(self) -> bool:
+                return lines.empty()
+
+            def _on_rollout_start(self) -> None:
+                self.rollouts += 1
+                if self.rollouts % every == 0:
+                    windows.count(every)
+
+        options = {"n_steps": 512} if name == "PPO" else {}
+        model = getattr(stable_baselines3, name)("MlpPolicy", "CartPole-v1", device="cuda", seed=0, **options)
+        model.learn(2048)
+        print("STEADY", flush=True)
+        watch = Watch()
+        begin, steps = time.monotonic(), model.num_timesteps
+        model.learn(1 << 40, callback=watch, reset_num_timesteps=False)
+        seconds = time.monotonic() - begin
+        return {"steps_per_s": (model.num_timesteps - steps) / seconds, "windows": windows.found}
+
+    def _threads(self, number: str, kind: str = "eager") -> dict[str, Any]:
+        if int(number):
+            self._end = threading.Event()
+            self._made = [{"replays": 0, "wrong": 0} for _ in range(int(number))]
+            self._running = [threading.Thread(target=self._beside, args=(kind, made)) for made in self._made]
+            started = time.monotonic()
+            for thread in self._running:
+                thread.start()
+            while not all(made["replays"] for made in self._made) and time.monotonic() < started + 30:
+                time.sleep(0.01)
+            return {"threads": int(number)}
+        self._end.set()
+        for thread in self._running:
+            thread.join()
+        return {"threads": 0, "made": self._made, "wrong": sum(made["wrong"] for made in self._made)}
+
+    def _beside(self, kind: str, made: dict[str, Any]) -> None:
+        try:
+            with self._making:
+                work = self._work.eager() if kind == "eager" else self._work.graph(32, products=kind == "matmul")
+            while not self._end.is_set():
+                for _ in range(10):
+                    work.replay()
+                work.synchronize()
+                made["wrong"] += work.is_wrong(10)
+                made["replays"] += 10
+        except Exception as error:
+            made["error"] = repr(error)
+
+    def _mixed(self, count: str) -> dict[str, Any]:
+        def spin() -> None:
+            with rls.operation("mixed"):
+                for _ in range(int(count)):
+                    for ns in MIXED_NS:
+                        self._work.spin(1, ns)
+
+        return self._timed(spin, launched=int(count) * len(MIXED_NS), set_ns=int(count) * sum(MIXED_NS))
 
     def _profile(self, what: str, *line: str) -> dict[str, Any]:
         from torch.autograd import DeviceType
@@ -242,12 +508,15 @@ def main() -> int:
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
-        for line in sys.stdin:
-            lines.put(line.strip())
+        for line in map(str.strip, sys.stdin):
+            if line.startswith("!"):
+                commands.do(line[1:])
+            else:
+                lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
     commands = Commands(work, lines)
+    threading.Thread(target=read, daemon=True).start()
     print(f"READY {os.getpid()}", flush=True)
     while (line := lines.get()) is not None:
         try:

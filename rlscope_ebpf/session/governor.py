@@ -15,6 +15,10 @@ FIRST_TURN_S = 0.05
 """Between two looks in the first `FIRST_S`: nothing is known of the target yet, and every hit counts."""
 
 FIRST_S = 3.0
+"""Of the session, and of the targets' own work: where they wait for something at first, what follows is as new."""
+
+WORKS = 0.1
+"""Targets that are on a CPU for this share of a turn work."""
 
 _SMOOTH_S = 2.0
 """Time over which costs are averaged: a training loop does one thing for a while, then another."""
@@ -24,6 +28,13 @@ _GOAL = 0.8
 
 _ROOM = 0.9
 """Share of the limit up to which probes are put back: between both nothing changes."""
+
+_LEFT = 0.2
+"""Share of the limit that probes may take in any case, also where records of the GPU's work alone take more: without
+probes nothing would be known but these."""
+
+_IDLE = 0.02
+"""Share of the limit below which a turn tells nothing of those that follow: the program waits for something."""
 
 _BURST = 2.0
 """So many times the limit is acted upon after one turn, less only after two in a row."""
@@ -64,7 +75,9 @@ class Governor:
 
     limit: float
     share: float = 0.0
-    """Share of the targets' time that all probes take, averaged."""
+    """Share of the targets' time that is taken, averaged."""
+    fixed: float = 0.0
+    """Part of it that no probe takes."""
     _units: dict[tuple[Group, int], Unit] = field(default_factory=dict)
     _off: dict[tuple[Group, int], tuple[float, Unit]] = field(default_factory=dict)  # when, and what it cost then
     _times_off: Counter[tuple[Group, int]] = field(default_factory=Counter)
@@ -79,12 +92,24 @@ class Governor:
         """What is off now, with its cost and worth from before."""
         return [unit for _, unit in self._off.values()]
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether what no probe takes leaves less of the limit to probes than they may take in any case."""
+        return self.limit > 0 and self.fixed > (1 - _LEFT) * self.limit
+
     def decide(
-        self, now_s: float, turn_s: float, share: float, units: Sequence[Unit], *, settled: bool = True
+        self,
+        now_s: float,
+        turn_s: float,
+        share: float,
+        units: Sequence[Unit],
+        *,
+        settled: bool = True,
+        fixed: float = 0.0,
     ) -> Decision:
         """`share` and `units` are what was found in the last `turn_s`, relative to the time that the targets needed.
 
-        `settled`: what was taken off is gone.
+        `settled`: what was taken off is gone. `fixed`: part of `share` that no probe takes.
         """
         if self.limit <= 0 or turn_s <= 0:
             return Decision()
@@ -92,13 +117,13 @@ class Governor:
             # The turn in which it settles is still one of both.
             self._settled = settled or now_s - self._took_off_s >= _SETTLE_S
             return Decision()
-        self._average(turn_s, share, units)
-        if self.share > self.limit:
+        self._average(turn_s, share, units, fixed)
+        if self.share > self._level(1.0):
             self._over += 1
-            if self._over < 2 and self.share < _BURST * self.limit:
+            if self._over < 2 and self.share < self._level(_BURST):
                 return Decision()
             self._over = 0
-            taken = self._to_take_off(self.share - _GOAL * self.limit)
+            taken = self._to_take_off(self.share - self._level(_GOAL))
             if not taken:
                 return Decision(share=self.share, stuck=True)
             decision = Decision(off=taken, share=self.share)
@@ -121,11 +146,18 @@ class Governor:
                 return Decision(back=back, share=self.share)
         return Decision()
 
-    def _average(self, turn_s: float, share: float, units: Sequence[Unit]) -> None:
+    def _level(self, part: float) -> float:
+        """So much of the limit; more where what no probe takes leaves too little of it to them."""
+        return max(part * self.limit, self.fixed + part * _LEFT * self.limit)
+
+    def _average(self, turn_s: float, share: float, units: Sequence[Unit], fixed: float) -> None:
         """Plain averages until there is enough for ones that forget."""
         self._seen_s = min(self._seen_s + turn_s, _SMOOTH_S)
         weight = min(turn_s / self._seen_s, 1.0)
         self.share += weight * (share - self.share)
+        self.fixed += weight * (fixed - self.fixed)
+        if max(share, self.share) < _IDLE * self.limit:
+            self._seen_s = 0.0
         found = {unit.key: unit for unit in units if unit.key not in self._off}
         for key, old in self._units.items():
             new = found.get(key, replace(old, cost=0.0, worth=0.0))
@@ -166,7 +198,7 @@ class Governor:
             (replace(unit, cost=unit.cost * 0.5 ** ((now_s - when) / self._patience_s(unit))), unit)
             for when, unit in self._off.values()
         ]
-        room = _ROOM * self.limit - self.share
+        room = self._level(_ROOM) - self.share
         back: list[Unit] = []
         used = 0.0
         for guess, unit in sorted(believed, key=lambda pair: -pair[1].worth / max(pair[1].cost, 1e-12)):

@@ -52,7 +52,7 @@ from rlscope_ebpf.session.accounting import AccountingCheck
 from rlscope_ebpf.session.background import BackgroundPlan, keep_what_was_found
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.following import Following, parent_of
-from rlscope_ebpf.session.governor import FIRST_S, FIRST_TURN_S, Decision, Governor
+from rlscope_ebpf.session.governor import FIRST_S, FIRST_TURN_S, WORKS, Decision, Governor
 from rlscope_ebpf.session.governor import TURN_S as GOVERNOR_TURN_S
 from rlscope_ebpf.session.gpu_launch import LaunchedHelper
 from rlscope_ebpf.session.gpu_watch import QUEUED_NS, GpuWatch, expects_gpu
@@ -69,7 +69,7 @@ from rlscope_ebpf.session.spending import SilentHits, Spent, read_spent, shares
 from rlscope_ebpf.session.tally import ProbeTally
 from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, read_names, sleeps, thread_name
 from rlscope_ebpf.session.unseen import UnseenThreads
-from rlscope_ebpf.session.worth import SPARED_TOGETHER, Unit, Worth
+from rlscope_ebpf.session.worth import SPARED_SINGLY, SPARED_TOGETHER, Unit, Worth
 
 TURN_S = 0.25
 """Between two looks at the ring, when little is in it: each takes a few milliseconds of a CPU, whatever it finds."""
@@ -154,6 +154,8 @@ class Profiler:
         self._unseen = UnseenThreads()
         self._follows_scheduler = True
         self._governor_state: Spent | None = None
+        self._worked_ns = 0  # targets' time on a CPU since the governor's first look
+        self._is_new = True
         self._silent_hits = SilentHits(lambda probes: self._engine.silent_hits(probes), self._worth)
         self._started: Matcher | None = None
         self.launched_gpu: LaunchedHelper | None = None
@@ -297,7 +299,7 @@ class Profiler:
             if now - self.info.start_ns >= ACCOUNTING_NS:
                 self._accounting.begin(self._targets, now)
             self._turn(now - SETTLE_NS)
-            first = now - self.info.start_ns < FIRST_S * 1e9
+            first = self._is_new or now - self.info.start_ns < FIRST_S * 1e9
             if now >= next_governor:
                 next_governor = now + int((FIRST_TURN_S if first else GOVERNOR_TURN_S) * 1e9)
                 self._govern()
@@ -688,7 +690,7 @@ class Profiler:
         self._tally.sparable.update(
             (probe.id, probe)
             for site, probe in zip(sites, probes, strict=True)
-            if site.group == Group.BOUNDARY or site.group in SPARED_TOGETHER
+            if site.group in SPARED_SINGLY or site.group in SPARED_TOGETHER
         )
         here: list[tuple[ProbeSite, ProbeInfo]] = []
         for (site, function), probe in zip(planned, probes, strict=True):
@@ -968,20 +970,29 @@ class Profiler:
             return
         now_ns, counters = monotonic_ns(), self._read_counters()
         sampled_ns = self._on_samples_ns(counters)
-        spent = read_spent(now_ns, self.costs, self._worth, counters, sampled_ns, self._targets.values())
+        gpu_ns = self._gpu.spent_ns if self._gpu else 0.0
+        spent = read_spent(now_ns, self.costs, self._worth, counters, sampled_ns, self._targets.values(), gpu_ns)
         spent = replace(
             spent, cpu_ns=spent.cpu_ns + self._ended_cpu_ns, waited_ns=spent.waited_ns + self._ended_waited_ns
         )
         previous, self._governor_state = self._governor_state, spent
         if previous is None:
             return
+        self._look_at_speed(spent.cpu_ns - previous.cpu_ns, spent.time_ns - previous.time_ns)
         found = shares(previous, spent, self._worth, self._engine.ticks_share, silent=self._silent_hits)
         settled = not self._engine.probes_to_detach
-        decision = self._governor.decide(now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled)
+        decision = self._governor.decide(
+            now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled, fixed=found.fixed
+        )
         self._carry_out(decision)
         self.notices += self._shed_notices.tell(decision, now_ns / 1e9)
         for group in dict.fromkeys(unit.group for unit in decision.off):
             self._fill_in(group, now_ns)
+
+    def _look_at_speed(self, cpu_ns: int, time_ns: int) -> None:
+        """Whether the next turns are short ones: until the targets have worked for a while."""
+        self._worked_ns += cpu_ns
+        self._is_new = self._worked_ns < FIRST_S * 1e9 and cpu_ns > WORKS * time_ns
 
     def _carry_out(self, decision: Decision) -> None:
         for units, is_off in ((decision.off, True), (decision.back, False)):

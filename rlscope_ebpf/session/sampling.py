@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 SAMPLED_FOR: dict[Group, tuple[Category, ...]] = {
     Group.BOUNDARY: (Category.PYTHON, Category.OTHER),  # calls that are not probed count as their caller's
     Group.REENTRY: (Category.SIMULATOR, Category.BACKEND),  # and callbacks as part of the call
+    Group.CUDA: (Category.PYTHON, Category.OTHER, Category.SIMULATOR, Category.BACKEND),  # mostly in other calls
 }
 """Where probes of a group are taken off: the categories in whose time there may now be something else."""
 

@@ -48,6 +48,7 @@ class ShedNotices:
     _untold: bool = False
     _share: float = 0.0
     _warned: bool = False
+    _warned_of_gpu: bool = False
     _texts: set[str] = field(default_factory=set)
 
     def tell(self, decision: Decision, now_s: float) -> list[str]:
@@ -72,11 +73,20 @@ class ShedNotices:
         if self._untold and (self._told_s is None or now_s - self._told_s >= _QUIET_S):
             self._told_s = now_s
             found += self._pending()
+        if decision.off and self.governor.is_crowded and not self._warned_of_gpu:
+            self._warned_of_gpu = True
+            found.append(
+                ImportantNotice(
+                    f"Records of the GPU's work alone take about {fmt.percent(self.governor.fixed)} of the target's time, "
+                    f"of {fmt.percent(self.governor.limit)} that all may take: most probes have to make way. `--gpu off` "
+                    "does without GPU times, and `--max-overhead` sets the limit."
+                )
+            )
         if decision.stuck and not self._warned:
             self._warned = True
             found.append(
-                f"Lately probes took {fmt.percent(decision.share)} of the target's time, over the limit of "
-                f"{fmt.percent(self.governor.limit)}, and none are left that the figures can do without."
+                f"Lately the profiler took {fmt.percent(decision.share)} of the target's time, over the limit of "
+                f"{fmt.percent(self.governor.limit)}, and no probes are left that the figures can do without."
             )
         return self._new(found)
 

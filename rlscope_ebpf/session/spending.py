@@ -12,7 +12,7 @@ from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.target import Target
-from rlscope_ebpf.session.worth import Unit, Worth
+from rlscope_ebpf.session.worth import SPARED_SINGLY, Unit, Worth
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +40,7 @@ class Spent:
     worth_ns: Floats  # time that they told apart
     cpu_ns: int
     waited_ns: int  # for a CPU
+    gpu_ns: float = 0.0  # what records of the GPU's work took: not of the calibration, but as they cost in a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +50,29 @@ class Shares:
     turn_s: float
     whole: float
     units: Sequence[Unit]
+    fixed: float = 0.0
+    """Part of `whole` that no probe takes: records of the GPU's work."""
 
 
 class SilentHits:
-    """At which boundary functions the hits were that sent no event: looked at only when there is a reason to."""
+    """At which functions the hits were that sent no event: looked at only when there is a reason to."""
 
     def __init__(self, read: Callable[[Sequence[int]], NDArray[np.uint64]], worth: Worth) -> None:
         """`read`: such hits so far, by probe id."""
         self._read = read
         self._worth = worth
-        self._seen: Floats = np.zeros(0)
+        self._seen: dict[Group, Floats] = {}
 
-    def weights(self, size: int) -> Floats:
-        """Shares of the hits since the last time, by the id of the function's entry; shape (size,)."""
-        ids, functions = self._worth.boundary_probes()
+    def weights(self, group: Group, size: int) -> Floats:
+        """Shares of a group's hits since the last time, by the id of the function's entry; shape (size,)."""
+        ids, functions = self._worth.function_probes(group)
         now = np.zeros(size)
         inside = functions < size
         np.add.at(now, functions[inside], self._read(ids)[inside].astype(np.float64))
         new = now.copy()
-        new[: len(self._seen)] -= self._seen[:size]
-        self._seen = now
+        seen = self._seen.get(group, np.zeros(0))
+        new[: len(seen)] -= seen[:size]
+        self._seen[group] = now
         weights: Floats = new / max(float(new.sum()), 1.0)
         return weights
 
@@ -80,6 +84,7 @@ def read_spent(
     counters: ProbeCounters,
     sampled_ns: int,
     targets: Iterable[Target],
+    gpu_ns: float = 0.0,
 ) -> Spent:
     """Take stock."""
     targets = tuple(targets)
@@ -91,6 +96,7 @@ def read_spent(
         worth.totals(),
         sum(target.cpu_time_ns() for target in targets),
         sum(target.waited_ns() for target in targets),
+        gpu_ns,
     )
 
 
@@ -116,15 +122,17 @@ def shares(
     target_ns = max(ready_ns, spent.cpu_ns - previous.cpu_ns)
     by_group = (spent.by_group_ns - previous.by_group_ns) * in_place
     clocks_ns = spent.sampled_ns - previous.sampled_ns + ticks_share * target_ns
-    taken_ns = float(by_group.sum()) + clocks_ns
+    fixed_ns = spent.gpu_ns - previous.gpu_ns
+    taken_ns = float(by_group.sum()) + clocks_ns + fixed_ns
     useful_ns = max(target_ns - taken_ns, _LEAST_USEFUL * target_ns)
     cost, told = spent.told_ns.copy(), spent.worth_ns.copy()
     cost[: len(previous.told_ns)] -= previous.told_ns
     told[: len(previous.worth_ns)] -= previous.worth_ns
-    cost *= in_place[Group.BOUNDARY]  # of other groups only the sum is asked for
+    cost *= in_place[Group.BOUNDARY]  # CUDA's are the same; of other groups only the sum is asked for
     if silent is not None:
-        untold_ns = float(by_group[Group.BOUNDARY]) - worth.boundary_told(cost)
-        if untold_ns > _MATTERS * useful_ns:
-            cost += untold_ns * silent.weights(len(cost))
+        for group in SPARED_SINGLY:
+            untold_ns = float(by_group[group]) - worth.functions_told(group, cost)
+            if untold_ns > _MATTERS * useful_ns:
+                cost += untold_ns * silent.weights(group, len(cost))
     units = worth.units(cost / useful_ns, told / target_ns, by_group / useful_ns)
-    return Shares(wall_ns / 1e9, taken_ns / useful_ns, units)
+    return Shares(wall_ns / 1e9, taken_ns / useful_ns, units, fixed_ns / useful_ns)

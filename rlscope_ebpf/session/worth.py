@@ -16,7 +16,10 @@ from rlscope_ebpf.model.keys import grown
 Floats = NDArray[np.float64]
 
 SPARED_TOGETHER = (Group.GIL, Group.REENTRY)
-"""Groups whose probes mean something only together. Of boundary calls each function can be spared by itself."""
+"""Groups whose probes mean something only together."""
+
+SPARED_SINGLY = (Group.BOUNDARY, Group.CUDA)
+"""Groups of which each function can be spared by itself."""
 
 _NOTHING = -1
 _RELEASES = (Action.GIL_RELEASE, Action.GIL_UNENSURE)
@@ -24,7 +27,7 @@ _RELEASES = (Action.GIL_RELEASE, Action.GIL_UNENSURE)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Probes that are taken off together: those of a group, or of one function of the boundary calls.
+    """Probes that are taken off together: those of a group, or of one function.
 
     `cost`: share of the target's time that their hits take; `worth`: that without them would count as something else.
     """
@@ -41,7 +44,8 @@ class Unit:
 
 
 class Worth:
-    """Adds up, by probe id, the time on a CPU that the calls seen there have opened."""
+    """Adds up, by probe id, the time on a CPU that the calls seen there have opened; of CUDA's also that in which they
+    wait for the GPU."""
 
     def __init__(self) -> None:
         self._category: NDArray[np.int64] = np.full(1, _NOTHING, np.int64)  # what a hit of a probe opens
@@ -70,7 +74,9 @@ class Worth:
         """Take INTERVAL_DTYPE rows into account."""
         site = intervals["site"]
         known = np.where(site < len(self._category), site, 0)
-        opened = (self._category[known] == intervals["category"]) & (intervals["state"] == ThreadState.RUNNING)
+        told = intervals["state"] == ThreadState.RUNNING
+        told |= (intervals["state"] == ThreadState.BLOCKED) & (intervals["category"] == Category.CUDA_API)
+        opened = (self._category[known] == intervals["category"]) & told
         duration = intervals["duration_ns"].astype(np.int64) - intervals["overhead_ns"]
         self._told_ns += np.bincount(known[opened], np.maximum(duration[opened], 0), len(self._told_ns))
 
@@ -79,15 +85,15 @@ class Worth:
         copy: Floats = self._told_ns.copy()
         return copy
 
-    def boundary_probes(self) -> tuple[list[int], NDArray[np.int64]]:
-        """Ids of all probes of boundary calls, ends of functions too; and for each the id of its function's entry."""
-        ids = np.flatnonzero(self._group[self._function] == Group.BOUNDARY)
+    def function_probes(self, group: Group) -> tuple[list[int], NDArray[np.int64]]:
+        """Ids of a group's probes, ends of functions too; and for each the id of its function's entry."""
+        ids = np.flatnonzero(self._group[self._function] == group)
         return ids.tolist(), self._function[ids]
 
-    def boundary_told(self, cost: Floats) -> float:
-        """Sum over the boundary functions of what is given by probe id."""
+    def functions_told(self, group: Group, cost: Floats) -> float:
+        """Sum over a group's functions of what is given by probe id."""
         count = min(len(cost), len(self._group))
-        return float(cost[:count][self._group[:count] == Group.BOUNDARY].sum())
+        return float(cost[:count][self._group[:count] == group].sum())
 
     def units(self, cost: Floats, worth: Floats, by_group: Floats) -> list[Unit]:
         """What can be spared.
@@ -101,8 +107,8 @@ class Worth:
             if by_group[group] > 0
         ]
         count = min(len(cost), len(worth), len(self._group))
-        hit = np.flatnonzero((self._group[:count] == Group.BOUNDARY) & (cost[:count] > 0))
-        return found + [Unit(Group.BOUNDARY, at, float(cost[at]), float(worth[at])) for at in hit.tolist()]
+        hit = np.flatnonzero(np.isin(self._group[:count], SPARED_SINGLY) & (cost[:count] > 0))
+        return found + [Unit(Group(int(self._group[at])), at, float(cost[at]), float(worth[at])) for at in hit.tolist()]
 
     def functions(self, unit: Unit) -> list[int]:
         """Ids of the entries of a unit's functions."""

@@ -99,6 +99,29 @@ def test_what_cannot_be_spared_is_said_to_be_too_much() -> None:
     assert all(decision.stuck for _, decision in target.decisions)
 
 
+def test_what_no_probe_takes_leaves_less_to_probes_but_not_nothing() -> None:
+    governor = Governor(LIMIT)
+    units = [unit(1, 0.02, 0.3), unit(2, 0.02, 0.01), unit(3, 0.002, 0.3)]
+    decision = governor.decide(1.0, TURN_S, 0.042 + 0.02, units, fixed=0.02)
+    assert not decision.off  # not twice the limit: it may be a burst
+    decision = governor.decide(1.5, TURN_S, 0.042 + 0.02, units, fixed=0.02)
+    assert {each.function for each in decision.off} == {1, 2}  # by 2 alone, a tenth too little is saved
+    assert not governor.is_crowded
+
+    governor = Governor(LIMIT)
+    decision = governor.decide(1.0, TURN_S, 0.042 + 0.1, units, fixed=0.1)
+    decision = decision if decision.off else governor.decide(1.5, TURN_S, 0.042 + 0.1, units, fixed=0.1)
+    assert {each.function for each in decision.off} == {1, 2}  # the third fits into what is left to probes
+    assert governor.is_crowded
+
+
+def test_what_comes_after_waiting_is_acted_upon_in_the_first_turn() -> None:
+    governor = Governor(LIMIT)
+    for turn in range(100):
+        assert governor.decide(1 + turn * TURN_S, TURN_S, 0.0, []) == Decision()
+    assert governor.decide(60.0, 0.05, 0.5, [unit(1, 0.5)]).off
+
+
 def test_no_limit_sheds_nothing() -> None:
     target = Target([unit(0, 1.0)], limit=0.0)
     target.run(3)
@@ -193,4 +216,4 @@ def test_a_limit_that_cannot_be_kept_is_said_once() -> None:
     notices = ShedNotices(Governor(LIMIT), {})
     said = [notices.tell(Decision(share=0.2, stuck=True), float(turn)) for turn in range(8)]
     (notice,) = [notice for each in said for notice in each]
-    assert "none are left" in notice
+    assert "no probes are left" in notice
