@@ -77,9 +77,9 @@ class ShedNotices:
             self._warned_of_gpu = True
             found.append(
                 ImportantNotice(
-                    f"Records of the GPU's work alone take about {fmt.percent(self.governor.fixed)} of the target's time, "
-                    f"of {fmt.percent(self.governor.limit)} that all may take: most probes have to make way. `--gpu off` "
-                    "does without GPU times, and `--max-overhead` sets the limit."
+                    f"Records of the GPU's work alone take about {fmt.percent(self.governor.fixed)} of the target's "
+                    f"time, of {fmt.percent(self.governor.limit)} that all may take: most probes have to make way. "
+                    "`--gpu off` does without GPU times, and `--max-overhead` sets the limit."
                 )
             )
         if decision.stuck and not self._warned:
