@@ -32,7 +32,7 @@ def _run(command: list[str]) -> str:
 
 def _key() -> str:
     digest = hashlib.sha256(_run([os.environ.get("CC", "gcc"), "--version"]).encode())
-    sources = sorted(path for folder in ("simcuda", "native") for path in (HERE / folder).glob("*.[ch]"))
+    sources = sorted(path for folder in ("simcuda", "native", "selfplay") for path in (HERE / folder).glob("*.[ch]"))
     for path in (HERE / "Makefile", HERE.parent / "userspace" / "cupti_abi.h", *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

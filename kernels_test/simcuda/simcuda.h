@@ -13,7 +13,8 @@
  * - The GPU is a timeline (simcuda_gpu.c). Whatever is enqueued starts at max(now + latency, end of the stream's
  *   previous item, ends of the events the stream waits for) and takes the time set for it: both are known at once and
  *   never change. Kernels are opaque addresses and do nothing. Streams do not wait for the default stream.
- *   Synchronising waits until the last end.
+ *   Synchronising waits until the last end. Each process has a GPU of its own, unless SIMCUDA_SHARED names a file: then
+ *   all that name it share one (simcuda_shared.h), which does one thing at a time.
  * - Every outermost call has a correlation id, which the calls it makes and what they enqueue share, as in CUDA.
  * - libcupti.so.12 and .13 (simcupti.h) watch calls and timeline, and can be told to misbehave.
  */
@@ -166,6 +167,15 @@ enum simcuda_work { SIMCUDA_KERNEL = 1, SIMCUDA_COPY = 2, SIMCUDA_SET = 3, SIMCU
 
 /* How many items of a kind (enum simcuda_work) were enqueued since the start; sum of their durations, if asked for. */
 SIMCUDA_API int64_t simcuda_enqueued(uint32_t kind, int64_t *total_ns);
+
+/* What a shared GPU has done, or is to do, for a process, or (0) for all. Returns 0, or -1: the GPU is not shared. Only
+ * while nobody launches. */
+struct simcuda_device_work {
+    int64_t kernels, activities; /* activities: copies and sets, too */
+    int64_t busy_ns, first_start, last_end; /* CLOCK_MONOTONIC */
+    int64_t gap_ns; /* the longest time between two activities */
+};
+SIMCUDA_API int simcuda_device_work(int32_t pid, struct simcuda_device_work *out);
 
 /* How often a function was called, getters too; -1 if there is no such function. */
 SIMCUDA_API int64_t simcuda_calls(const char *name);

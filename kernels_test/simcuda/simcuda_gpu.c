@@ -10,6 +10,7 @@
 
 #include "simcuda_call.h"
 #include "simcuda_gpu.h"
+#include "simcuda_shared.h"
 
 #define MAX_KERNELS 256
 #define MAX_DEPTH 8
@@ -133,6 +134,25 @@ int64_t simcuda_enqueued(uint32_t kind, int64_t *total)
     return count;
 }
 
+int simcuda_device_work(int32_t pid, struct simcuda_device_work *out)
+{
+    struct simcuda_shared *shared = simcuda_shared_device();
+    const struct simcuda_shared_work *found = NULL;
+
+    if (!shared)
+        return -1;
+    if (!pid)
+        found = &shared->all;
+    for (uint32_t i = 0; pid && i < shared->processes; i++)
+        if (shared->pids[i] == pid)
+            found = &shared->of[i];
+    memset(out, 0, sizeof *out);
+    if (found)
+        *out = (struct simcuda_device_work){found->kernels, found->activities, found->busy_ns, found->first_start,
+                                            found->last_end, found->gap_ns};
+    return 0;
+}
+
 __attribute__((constructor)) static void read_environment(void)
 {
     const char *given = getenv("SIMCUDA_GPU");
@@ -175,10 +195,13 @@ uint32_t simcuda_new_graph(void)
 static void append(struct simcuda_item *item, int64_t duration, CUstream stream)
 {
     int64_t earliest = simcuda_now() + latency_ns;
+    struct simcuda_shared *shared = simcuda_shared_device();
 
     item->correlation = current.correlation;
     item->stream = stream->id;
     item->start = stream->end > earliest ? stream->end : earliest;
+    if (shared)
+        item->start = simcuda_shared_append(shared, item->start, duration, item->kind == SIMCUDA_KERNEL);
     item->end = stream->end = item->start + duration;
     if (item->end > last_end)
         last_end = item->end;
