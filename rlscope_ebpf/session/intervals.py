@@ -90,7 +90,9 @@ def make_rows(
     table = np.zeros(len(at), INTERVAL_DTYPE)
     table["thread"] = runs.thread[run]
     table["path"] = _paths(len(at), first, np.where(runs.continued, carried["path"], 0), row[step.at], step.path)
-    table["site"] = _sites(stream.site[at], opened_as, first)
+    site = stream.site[at]
+    site[stream.kind[at] == EventKind.METADATA] = 0  # what stands there is the value's hash
+    table["site"] = _sites(site, opened_as, first)
     table["start_ns"] = start_ns
     others = np.flatnonzero(~opens)  # they add to the rows they lie in
     table["hits"] = _sums(_hits(stream, continued), at, others, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from rlscope_ebpf.capture.markers_layout import ProcessMarkers
 from rlscope_ebpf.model.events import EVENT_DTYPE, TEXT_DTYPE, TEXT_MAX, EventKind, TextKind
 
-_FIRST_KEY = 1 << 31
-"""Keys of texts made here; those that the programs make are hashes, and a clash is one in billions."""
+_keys = itertools.count(1 << 31)
+"""Keys of texts made here, each used once: processes say different things. Those that the programs make are hashes, and
+a clash is one in billions."""
 
 
 def text_records(texts: Sequence[tuple[int, TextKind, str]]) -> NDArray[np.void]:
@@ -33,14 +35,14 @@ def process_records(
     """
     texts: list[tuple[int, TextKind, str]] = []
     events: list[tuple[int, int, EventKind]] = []  # arg, site, kind
-    key = _FIRST_KEY
     if markers.phase:
+        key = next(_keys)
         texts.append((key, TextKind.NAME, markers.phase))
         events.append((key, 0, EventKind.PHASE))
     for name, value in markers.metadata.items():
-        key += 2
-        texts += [(key, TextKind.NAME, name), (key + 1, TextKind.VALUE, value)]
-        events.append((key, key + 1, EventKind.METADATA))
+        key, value_key = next(_keys), next(_keys)
+        texts += [(key, TextKind.NAME, name), (value_key, TextKind.VALUE, value)]
+        events.append((key, value_key, EventKind.METADATA))
     records = np.zeros(len(events), EVENT_DTYPE)
     records["time_ns"] = time_ns
     records["pid"] = records["tid"] = pid
