@@ -2,10 +2,10 @@
 
     python main.py [--workers N] [--seconds S] [--network auto|simulated|cuda|cpu] [--start fork|spawn]
 
-Prints `READY pid` once all workers are there, waits for a line on stdin (not with --go), plays, and prints `TRUTH json`:
-per worker what it knows about itself, and with the simulated GPU what that did. On the simulated GPU it needs
-RLSCOPE_LIBCUPTI to be profiled, and SIMCUDA_SHARED, the name of an empty file, for the workers to share one: the driver
-of each has one of its own otherwise.
+Prints `READY pid` once all workers are there, waits for a line on stdin (not with --go), plays, and prints
+`TRUTH json`: per worker what it knows about itself, and with the simulated GPU what that did. On the simulated GPU it
+needs RLSCOPE_LIBCUPTI to be profiled, and SIMCUDA_SHARED, the name of an empty file, for the workers to share one:
+each has one of its own otherwise.
 
 Each worker has a name ("selfplay-03"), phases ("selfplay", "train"), operations (mcts, select, evaluate, expand, train)
 and progress, an iteration being some moves and a little training.

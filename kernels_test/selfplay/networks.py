@@ -91,7 +91,7 @@ class SimulatedNetwork:
         self._pass(FORWARD, BACKWARD)
 
     def truth(self) -> dict[str, Any]:
-        """Kernels by name, how long they are set to run, and what the shared GPU, if it is one, did for this process."""
+        """Kernels by name, how long they are set to run, and what the GPU, if it is shared, did for this process."""
         durations = FORWARD | BACKWARD
         return {
             "launched": self._launched,

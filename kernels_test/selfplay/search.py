@@ -95,9 +95,7 @@ class Search:
             scale = EXPLORATION * math.sqrt(node.visits + 1)
             column, node = max(
                 node.children.items(),
-                key=lambda item: (
-                    item[1].worth / (item[1].visits or 1) + scale * item[1].prior / (1 + item[1].visits)
-                ),
+                key=lambda item: item[1].worth / (item[1].visits or 1) + scale * item[1].prior / (1 + item[1].visits),
             )
             path.append(node)
             columns.append(column)
