@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json as jsonlib
 import os
 import subprocess
 import sys
@@ -68,6 +69,55 @@ def test_of_several_gpus_those_count_that_the_process_uses(simulated: None, monk
     utilization.watch(os.getpid())
     assert [(each.index, each.percent // each.samples) for each in _answers(utilization, 1)] == [(0, 50), (1, 49)]
     utilization.close()
+
+
+SHARING = """
+import ctypes, json, os, sys, time
+folder, = sys.argv[1:]
+cuda, nvml = ctypes.CDLL(folder + "/libcuda.so.1"), ctypes.CDLL(folder + "/libnvidia-ml.so.1")
+import pynvml
+
+TICK_NS, PERIOD_NS = 10_000_000, 200_000_000
+kernel = ctypes.create_string_buffer(1)
+cuda.cuInit(0)
+cuda.simcuda_set_gpu(b"kernel", ctypes.c_int64(1000))
+work = (ctypes.c_int64 * 6)()
+begin = time.monotonic_ns()
+ticks = set()
+for number in range(60):  # in every second tick or so
+    latency = begin + 100_000_000 + number * 2 * TICK_NS - time.monotonic_ns()
+    cuda.simcuda_set_gpu(b"latency", ctypes.c_int64(max(0, latency)))
+    cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    cuda.simcuda_device_work(0, work)
+    ticks.add((work[4] - 1) // TICK_NS)
+pynvml.nvmlInit()
+(device,) = [pynvml.nvmlDeviceGetHandleByIndex(0)]
+said = []
+while time.monotonic_ns() < work[4] + PERIOD_NS:
+    period = time.monotonic_ns() // PERIOD_NS
+    percent = pynvml.nvmlDeviceGetUtilizationRates(device).gpu
+    (own,) = pynvml.nvmlDeviceGetProcessUtilization(device, 0)
+    if time.monotonic_ns() // PERIOD_NS == period:
+        inside = range((period - 1) * PERIOD_NS // TICK_NS, period * PERIOD_NS // TICK_NS)
+        said.append([percent, own.smUtil, 100 * len(ticks & set(inside)) // len(inside), own.pid == os.getpid()])
+    time.sleep(0.02)
+print(json.dumps([said, list(work)]))
+"""
+
+
+def test_of_a_shared_gpu_nvml_counts_whole_what_ran_for_a_moment(tmp_path: Path) -> None:
+    (tmp_path / "device").touch()
+    build = [sys.executable, str(ROOT / "kernels_test" / "build.py")]
+    folder = subprocess.run(build, capture_output=True, text=True, check=True).stdout.strip()
+    environment = {**os.environ, "SIMCUDA_SHARED": str(tmp_path / "device")}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARING, folder], capture_output=True, text=True, check=True, env=environment
+    )
+    said, (kernels, activities, busy_ns, *_) = jsonlib.loads(done.stdout)
+    assert (kernels, activities, busy_ns) == (60, 60, 60_000)
+    assert len(said) > 1
+    assert all(device == process == expected and own for device, process, expected, own in said)
+    assert max(device for device, *_ in said) >= 40  # of which it was busy for 0.005 %
 
 
 def test_without_the_package_nothing_is_known_and_nothing_said(
