@@ -103,6 +103,9 @@ def work(number: int, settings: Settings, parent: Connection) -> None:
         }
     )
     parent.recv()  # so that it is there until all have finished
+    # multiprocessing lets a forked process leave by _exit. No library can finish then, the GPU helper neither: what the
+    # GPU did in the last tenth of a second would not be told.
+    ctypes.CDLL(None).exit(0)
 
 
 def _take(connections: list[Connection]) -> list[Any]:
