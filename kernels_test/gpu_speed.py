@@ -23,7 +23,7 @@ from typing import Any
 from gpu_health import begin, end_of
 from gpu_host import Failed, Host, Process, attempt, helper_state, main, read_trace, wait_for_state, wait_until_heard
 
-ROUNDS = 4
+ROUNDS = 3
 PLAIN_S, ON_S, FIRST_S = 2.0, 4.5, 1.0
 SETTLED_S = 0.4
 """After a profiler has gone; its last probes are taken away meanwhile."""
@@ -85,7 +85,7 @@ def quartiles(values: list[float]) -> list[float]:
     return [round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
-def attaches(host: Host, part: str, options: dict[str, list[str]]) -> None:
+def attaches(host: Host, part: str, options: dict[str, list[str]], rounds: int = ROUNDS) -> None:
     """Profilers in turn on one program."""
     turns: list[Turn] = []
     facts: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ def attaches(host: Host, part: str, options: dict[str, list[str]]) -> None:
             process.do("loop 300")
         begin(process, LINES[part])
         time.sleep(1)
-        for number in range(1 if host.simulated else ROUNDS):
+        for number in range(1 if host.simulated else rounds):
             for what, each in options.items():
                 trace = host.traces / f"{part}{number}{what.replace(' ', '')}.rlscope"
                 try:
@@ -132,7 +132,7 @@ def attaches(host: Host, part: str, options: dict[str, list[str]]) -> None:
 
 def run(host: Host) -> None:
     """Pairs of processes."""
-    ratios: dict[str, list[float]] = {}
+    ratios: list[float] = []
     facts: dict[str, Any] = {}
 
     def speed(trace: Path | None, *options: str) -> float:
@@ -147,14 +147,13 @@ def run(host: Host) -> None:
 
     for number in range(ROUNDS):
         plain = speed(None)
-        for what in ("default", "samples"):
-            trace = host.traces / f"run{number}{what}.rlscope"
-            ratios.setdefault(what, []).append(speed(trace, *OPTIONS[what]) / plain)
-            facts[what] = read_trace(trace, {})[""]
-            trace.unlink()
-    for what, values in ratios.items():
-        kept = {name: facts[what][name] for name in ("kernels", "matched", "hits", "losses", "notices")}
-        host.results.add("run", what, ratio=quartiles(values), mean=statistics.mean(values), pairs=len(values), **kept)
+        trace = host.traces / f"run{number}.rlscope"
+        ratios.append(speed(trace) / plain)
+        facts = read_trace(trace, {})[""]
+        trace.unlink()
+        host.results.add("run", f"pair {number + 1}", plain_us=plain, ratio=ratios[-1])
+    kept = {name: facts[name] for name in ("kernels", "matched", "hits", "losses", "notices")}
+    host.results.add("run", "all", ratio=quartiles(ratios), mean=statistics.mean(ratios), **kept)
 
 
 def others(host: Host) -> None:
@@ -218,7 +217,7 @@ def _together(host: Host, line: str) -> None:
 PARTS = {
     "mlp": partial(attaches, part="mlp", options=OPTIONS),
     "ppo": partial(attaches, part="ppo", options=SHORTER),
-    "a2c": partial(attaches, part="a2c", options=SHORTER),
+    "a2c": partial(attaches, part="a2c", options=SHORTER, rounds=2),
     "run": run,
     "others": others,
     "together": together,
