@@ -25,9 +25,9 @@ from rlscope_ebpf.capture.plan import Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.model.tables import ProcessInfo
 from rlscope_ebpf.paths import marker_library, probes_dir
+from rlscope_ebpf.session.context import SETTLE_NS
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.options import LibraryPattern, parse_library
-from rlscope_ebpf.session.runner import SETTLE_NS
 from rlscope_ebpf.session.target import monotonic_ns
 
 BCC_SOURCE = Path(__file__).parent / "native" / "records.bpf.c"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,16 @@ class Target:
 
     def __post_init__(self) -> None:
         self.image = read_image(self.pid)
+
+    def has_ended(self) -> bool:
+        """Whether it is gone, though perhaps not waited for by its parent."""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def close(self) -> None:
+        """Let go of it. Safe to call twice."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
     def has_executed(self) -> bool:
         """Whether it runs another program than it did when it was last looked at."""
