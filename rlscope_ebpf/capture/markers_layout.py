@@ -6,7 +6,6 @@ bounded, unreadable memory is left out, and nothing raises.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +18,7 @@ from rlscope_ebpf.capture.elf import ElfFile
 from rlscope_ebpf.capture.maps import MappedObject
 from rlscope_ebpf.capture.marker_offsets import NAMES_OFFSET
 from rlscope_ebpf.capture.pointers import ProcessMemory
+from rlscope_ebpf.capture.tasks import tids_by_namespace_tid
 from rlscope_ebpf.model.categories import UNKNOWN_OPERATION
 
 SYMBOL: Final = "rlscope_markers_registry"
@@ -195,7 +195,7 @@ def read_thread_stacks(pid: int, objects: Iterable[MappedObject]) -> list[Thread
     address = registry_address(pid, objects)
     if address is None:
         return []
-    tids = _thread_ids(pid)
+    tids = tids_by_namespace_tid(pid)
     with ProcessMemory(pid) as memory:
         stacks = parse_registry(memory.read, address, tids)
     return [ThreadStack(tids[s.tid], s.depth, s.changes, s.names, s.record_address, s.settled) for s in stacks]
@@ -312,24 +312,3 @@ class _StackReader:
             record_address=address,
             settled=settled,
         )
-
-
-def _thread_ids(pid: int) -> dict[int, int]:
-    """Id in the process's own pid namespace → id in ours, of the threads that live."""
-    tids = {}
-    try:
-        here = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return {}
-    for tid in here:
-        inner = tid
-        try:
-            with open(f"/proc/{pid}/task/{tid}/status", "rb") as file:
-                for line in file:
-                    if line.startswith(b"NSpid:"):
-                        inner = int(line.split()[-1])
-                        break
-        except (OSError, ValueError, IndexError):
-            continue
-        tids[inner] = tid
-    return tids

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_version
 from rlscope_ebpf.capture.known_files import Identity, identity_of, keep_text, known_text
+from rlscope_ebpf.capture.tasks import read_thread_ids
 from rlscope_ebpf.errors import NotPermittedError, ProfilerError, UnsupportedError, UsageError
 
 PF_KTHREAD = 0x00200000  # include/linux/sched.h; field "flags" of /proc/PID/stat
@@ -40,14 +41,6 @@ class PythonIdentity:
 
     version: str  # "3.11.7", "3.11" if only a file name tells, "" if nothing does
     image: str  # path as the target sees it
-
-
-@dataclass(frozen=True, slots=True)
-class TargetThread:
-    """A thread of the target."""
-
-    tid: int
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +127,6 @@ def inspect_forked(pid: int, origin: TargetProcess) -> TargetProcess:
         namespace_pids=_namespace_pids(pid, _read_if_there(f"/proc/{pid}/status") or ""),
         start_ticks=int(fields[_STAT_START_TIME]),
     )
-
-
-def list_threads(pid: int) -> tuple[TargetThread, ...]:
-    """Every thread of a process, in order of thread id; () once it is gone."""
-    try:
-        tids = sorted(int(entry) for entry in os.listdir(f"/proc/{pid}/task"))
-    except (FileNotFoundError, ProcessLookupError):
-        return ()
-    names = ((tid, _read_if_there(f"/proc/{pid}/task/{tid}/comm")) for tid in tids)
-    return tuple(TargetThread(tid, name.strip()) for tid, name in names if name is not None)
 
 
 def read_environment(pid: int) -> list[tuple[str, str]]:
@@ -354,7 +337,7 @@ def _mapped_files(pid: int) -> list[str]:
 
 def _strictest_seccomp(pid: int) -> int:
     """A filter belongs to a thread, and a return probe may fire on any of them."""
-    texts = (_read_if_there(f"/proc/{pid}/task/{entry}/status") for entry in os.listdir(f"/proc/{pid}/task"))
+    texts = (_read_if_there(f"/proc/{pid}/task/{tid}/status") for tid in read_thread_ids(pid))
     modes = (re.search(r"^Seccomp:\s*(\d+)", text, re.MULTILINE) for text in texts if text is not None)
     return max((int(mode.group(1)) for mode in modes if mode), default=0)
 

@@ -8,10 +8,10 @@ the kernel, and has done so for a while: it is at a function call, across which 
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
-from pathlib import Path
+
+from rlscope_ebpf.capture.tasks import read_of_thread, thread_ids
 
 SETTLED_S = 0.5
 """So long it has not run."""
@@ -48,13 +48,12 @@ def _number(moment: Moment) -> int:
 
 def _waiting(pid: int) -> dict[int, Moment]:
     found: dict[int, Moment] = {}
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError, ValueError, IndexError):
-                folder = Path(f"/proc/{pid}/task/{thread}")
-                moment = (folder / "syscall").read_text().strip(), _switches((folder / "status").read_text())
-                if moment[0].partition(" ")[0].isdigit() and _number(moment) in _WAITS:
-                    found[int(thread)] = moment
+    for tid in thread_ids(pid):
+        with suppress(OSError, ValueError, IndexError):
+            call, status = (read_of_thread(pid, tid, name).decode() for name in ("syscall", "status"))
+            moment = call.strip(), _switches(status)
+            if moment[0].partition(" ")[0].isdigit() and _number(moment) in _WAITS:
+                found[tid] = moment
     return found
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.task_accounts import TaskAccount, TaskAccounts, accounts_for_disks
+from rlscope_ebpf.capture.tasks import thread_ids
 from rlscope_ebpf.model.categories import ThreadState, Wait
 from rlscope_ebpf.model.keys import grown
 from rlscope_ebpf.model.tables import Batch, Counters, ThreadInfo
-from rlscope_ebpf.session.target import thread_ids
 
 MOST_THREADS = 256
 """Of all targets together: reading one takes a third of a millisecond."""

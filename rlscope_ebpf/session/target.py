@@ -13,6 +13,7 @@ from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.plan import Plan, Planner
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.process import TargetProcess
+from rlscope_ebpf.capture.tasks import read_of_thread
 from rlscope_ebpf.model.events import TEXT_MAX
 from rlscope_ebpf.model.tables import ProbeInfo, ProcessInfo
 from rlscope_ebpf.session.background import BackgroundPlan
@@ -141,19 +142,10 @@ def read_cpu_ns(pid: int) -> int | None:
         return None
 
 
-def thread_ids(pid: int) -> list[int]:
-    """Of the threads that a process has, in order; none once it is gone."""
-    try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return []
-
-
 def thread_name(pid: int, tid: int) -> str:
     """The name the system knows a thread by; its number if it is gone."""
     try:
-        with open(f"/proc/{pid}/task/{tid}/comm", errors="replace") as file:
-            return file.read().strip()
+        return read_of_thread(pid, tid, "comm").decode(errors="replace").strip()
     except OSError:
         return str(tid)
 
@@ -161,8 +153,7 @@ def thread_name(pid: int, tid: int) -> str:
 def sleeps(pid: int, tid: int) -> bool:
     """Whether a thread waits for something rather than runs or could run."""
     try:
-        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"S", b"D")
+        return read_of_thread(pid, tid, "stat").rpartition(b")")[2].split()[0] in (b"S", b"D")
     except (OSError, IndexError):
         return False
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
-
 from rlscope_ebpf.capture.process import TargetProcess
-
-_NSPID = re.compile(rb"^NSpid:((?:\t\d+)+)$", re.MULTILINE)
+from rlscope_ebpf.capture.tasks import tids_by_namespace_tid
 
 
 class ThreadIds:
@@ -21,19 +17,5 @@ class ThreadIds:
     def __call__(self, tid: int) -> int:
         """The thread's id here; of one that has ended unseen, what the process calls it."""
         if self._differs and tid not in self._known:
-            self._look()
+            self._known.update(tids_by_namespace_tid(self._pid))
         return self._known.get(tid, tid)
-
-    def _look(self) -> None:
-        try:
-            threads = os.listdir(f"/proc/{self._pid}/task")
-        except OSError:
-            return
-        for thread in threads:
-            try:
-                with open(f"/proc/{self._pid}/task/{thread}/status", "rb") as file:
-                    found = _NSPID.search(file.read())
-            except OSError:
-                continue
-            if found:
-                self._known[int(found[1].split()[-1])] = int(thread)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlscope_ebpf.capture.tasks import read_of_thread, thread_ids
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import ThreadState
 from rlscope_ebpf.model.keys import grown
 from rlscope_ebpf.model.tables import Batch, ImportantNotice, ThreadInfo
-from rlscope_ebpf.session.target import monotonic_ns, read_cpu_ns, thread_ids
+from rlscope_ebpf.session.target import monotonic_ns, read_cpu_ns
 
 LOOK_NS = 1_000_000_000
 """Between two looks at all threads, at least."""
@@ -122,6 +123,4 @@ def _threads_ns(pid: int) -> Iterator[tuple[int, int]]:
     """Thread and its CPU time, of each that a process has."""
     for tid in thread_ids(pid):
         with suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
-            with open(f"/proc/{pid}/task/{tid}/schedstat", "rb", buffering=0) as file:
-                used_ns = int(file.read().split()[0])
-            yield tid, used_ns
+            yield tid, int(read_of_thread(pid, tid, "schedstat").split()[0])

@@ -17,6 +17,7 @@ import pytest
 
 from rlscope_ebpf.capture import process
 from rlscope_ebpf.capture.kernel import attach_methods, parse_release
+from rlscope_ebpf.capture.tasks import read_thread_ids, thread_ids
 from rlscope_ebpf.errors import ExitStatus, NotPermittedError, ProfilerError, UnsupportedError, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,10 +74,9 @@ def test_python_process(python_target: subprocess.Popen[bytes]) -> None:
     assert seen.uid == os.getuid()
     assert seen.same_mount_namespace
     assert seen.namespace_pids[0] == python_target.pid
-    threads = process.list_threads(python_target.pid)
+    threads = read_thread_ids(python_target.pid)
     assert len(threads) == 2
-    assert threads[0].tid == python_target.pid
-    assert threads[0].name
+    assert threads[0] == python_target.pid
 
 
 def test_identity_outlives_the_process(python_target: subprocess.Popen[bytes]) -> None:
@@ -95,7 +95,9 @@ def test_identity_outlives_the_process(python_target: subprocess.Popen[bytes]) -
         os.close(descriptor)
     python_target.wait()
     assert not process.is_alive(seen)
-    assert process.list_threads(seen.pid) == ()
+    assert thread_ids(seen.pid) == []
+    with pytest.raises(OSError):
+        read_thread_ids(seen.pid)
     with pytest.raises(UsageError):
         process.open_pidfd(seen)
 
@@ -136,7 +138,7 @@ def test_ended_main_thread_is_not_a_zombie() -> None:
 
 
 def test_thread_id_names_its_process(python_target: subprocess.Popen[bytes]) -> None:
-    other = process.list_threads(python_target.pid)[1].tid
+    other = thread_ids(python_target.pid)[1]
     assert f"--pid {python_target.pid}" in refused(other, UsageError).remedy
 
 
