@@ -343,7 +343,7 @@ def _process(total: ProcessTotal, operations: list[OperationTotal], session_end_
         for name in names
     )
     end_ns = session_end_ns if total.info.end_ns is None else total.info.end_ns
-    return Process(total, end_ns, phases, **tables)
+    return Process(total, max(end_ns, total.info.start_ns), phases, **tables)
 
 
 def _phase(name: str, totals: list[OperationTotal], steps: int, process_wall_ns: int) -> Phase:

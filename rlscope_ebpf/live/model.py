@@ -128,7 +128,10 @@ class LiveModel:
                 step=process.step,
                 total_steps=process.total_steps,
                 start_ns=process.info.start_ns,
-                end_ns=self._now_ns if process.info.end_ns is None else process.info.end_ns,
+                end_ns=max(
+                    process.info.start_ns,  # of one that has just come: its time has not been handed out yet
+                    self._now_ns if process.info.end_ns is None else process.info.end_ns,
+                ),
                 exit_status=process.info.exit_status,
                 gpu_ns=process.gpu_ns,
             )

@@ -163,10 +163,11 @@ class Processes:
 
     def _reuse(self, target: Target) -> None:
         """The id of a process that has ended is that of another one by now."""
-        target.end_ns = target.end_ns or monotonic_ns()
+        if target.end_ns is None:
+            target.end(monotonic_ns())
         self._context.matcher.update_process(target.info())
         self._delivery.catch_up(monotonic_ns() - SETTLE_NS)
-        self._forget(target, target.end_ns)
+        self._forget(target)
         self._context.notices.append(
             f"Two processes had the id {target.pid}, one after the other: their figures are added together."
         )
@@ -195,7 +196,7 @@ class Processes:
         since_ns, target.polled_ns = target.polled_ns, monotonic_ns()
         new = None if ended else target.watcher.poll()
         if new is None:
-            target.end_ns = now_ns if target.exit_ns is None else target.exit_ns
+            target.end(now_ns)
             self._context.matcher.update_process(target.info())
             return
         if new:
@@ -278,14 +279,14 @@ class Processes:
         for target in self._context.targets:
             wanted = target.pid in self._context.options.pids
             if target.end_ns is not None and not wanted and now_ns - target.end_ns >= FORGET_NS:
-                self._forget(target, target.end_ns)
+                self._forget(target)
 
-    def _forget(self, target: Target, end_ns: int) -> None:
+    def _forget(self, target: Target) -> None:
         del self._context.by_pid[target.pid]
         self._context.engine.remove_target(target.pid)
         target.close()
         self._budget.forget(target)
-        self.last_end_ns = max(self.last_end_ns, end_ns)
+        self.last_end_ns = max(self.last_end_ns, target.end_ns or 0)
 
 
 def _without_returns(planners: tuple[Planner, ...]) -> tuple[Planner, ...]:

@@ -310,11 +310,12 @@ class Profiler:
         if context.gpu:
             context.gpu.settle()
         ends = [target.end_ns for target in self.targets]
-        if reason == "exited":
+        # Where the command of `run` has ended and something that it started lives on, that was watched up to now.
+        if reason == "exited" and None not in ends:
             end_ns = max(self._processes.last_end_ns, *(end for end in ends if end is not None))
         for target in self.targets:
             if target.end_ns is None:
-                target.end_ns = end_ns
+                target.end(end_ns)
             context.matcher.update_process(target.info())
         delivery.finish(end_ns, queued_since_ns=None if reason == "exited" else end_ns - QUEUED_NS)
         return end_ns

@@ -63,6 +63,13 @@ class Target:
             os.close(self.pidfd)
             self.pidfd = -1
 
+    def end(self, time_ns: int) -> None:
+        """It has ended: when the kernel told so, or, if it did not, at `time_ns`.
+
+        Never before its beginning, which is the end of what was done to profile it: it may have ended meanwhile.
+        """
+        self.end_ns = max(self.start_ns, time_ns if self.exit_ns is None else self.exit_ns)
+
     def has_executed(self) -> bool:
         """Whether it runs another program than it did when it was last looked at."""
         return read_image(self.pid) not in (self.image, None)

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import report_samples as samples
 
+from rlscope_ebpf.cli.summary import render
 from rlscope_ebpf.live.model import MAX_NOTICES, LiveModel
 from rlscope_ebpf.live.snapshot import OperationRow, Snapshot
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, Category, Opened, ThreadState
@@ -82,6 +83,17 @@ def test_a_process_that_ended() -> None:
     model.batch(Batch(samples.END_NS + SECOND, [ended]))
     (process,) = model.snapshot().processes
     assert (process.alive, process.end_ns) == (False, samples.END_NS - 5)
+
+
+@pytest.mark.parametrize("end_ns", [None, samples.END_NS - 5])
+def test_a_process_never_ends_before_it_begins(end_ns: int | None) -> None:
+    """Time is handed out a little late, and a process may have begun since."""
+    model = started()
+    begun = ProcessInfo(200, 100, "worker.py", ("python",), samples.END_NS + 15_000_000, end_ns=end_ns)
+    model.batch(Batch(samples.END_NS, [begun]))
+    (process,) = model.snapshot().processes
+    assert process.end_ns == process.start_ns
+    assert "-" not in render(model.snapshot()).splitlines()[0]
 
 
 def interval(start: int, duration: int, path: int, opened: Opened) -> np.ndarray:
