@@ -29,7 +29,7 @@ MODULE_POINTERS_LIMIT: Final = 1000
 """Above this number of functions that only a Python module's own data point to, these are taken as internal."""
 
 _DISPATCHER: Final = re.compile(
-    r"_ZN8pybind11\w*12cpp_function10dispatcherEP7_objectS\d?_S\d?_"
+    r"_ZN8pybind11\w*12cpp_function10dispatcherEP7_object(S\d?_S\d?_|PKS\d?_mS\d?_)"  # before 3.0, and since
     r"|_ZN8nanobind6detailL?\d+nb_func_vectorcall_\w+?EP7_object.*"
 )
 _BINDING: Final = re.compile(r"_ZNK?(8pybind11|8nanobind)")  # what the binding library brings along
