@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from benchmarks import attaching, correction, hits, markers, reading, reporting, scheduling, training
+from benchmarks import attaching, boundaries, correction, hits, markers, reading, reporting, scheduling, training
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Results, as_text, rows, widths_of
 from benchmarks.machine import cpu_times, software, this_machine
@@ -29,6 +29,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     training.BENCHMARK,
     reporting.BENCHMARK,
     correction.BENCHMARK,
+    boundaries.BENCHMARK,
+    boundaries.GPU_BENCHMARK,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import run
+from benchmarks import boundaries, run
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Figure, Goal, Results, as_markdown, as_text, rows, widths_of
 from benchmarks.machine import CpuTimes, describe, parse_cpu_times, this_machine
@@ -167,3 +168,28 @@ def test_cpu_time_of_others_is_what_is_busy_and_not_ours() -> None:
     meanwhile = after - before
     assert meanwhile.others_share == pytest.approx(0.05)
     assert meanwhile.stolen_share == pytest.approx(0.02)
+
+
+def test_the_interval_of_a_median_holds_it_and_narrows() -> None:
+    assert math.isnan(boundaries.interval([1.0, 2.0, 3.0, 4.0, 5.0]))
+    # 15 values: the 4th and the 12th, between which the median lies in 96.5 % of all cases
+    assert boundaries.interval([float(each) for each in range(15)]) == 4
+    # one that is far off changes nothing
+    assert boundaries.interval([*map(float, range(14)), 1e9]) == 4
+    assert boundaries.interval([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == 2.5
+
+
+def test_functions_of_pytorch_by_what_python_calls_them() -> None:
+    probed = ["add", "__add__", "__iadd__", "__getitem__", "linear", "item", "run_backward"]
+    assert [name for name in probed if not boundaries.is_probed(name)] == []
+    assert [name for name in ("size", "dim", "is_complex") if boundaries.is_probed(name)] == []
+
+
+def test_boundary_choices_as_a_table() -> None:
+    results = Results(boundaries.BENCHMARK.figures)
+    results.add("mlp operators slowdown", *(1.0 + each / 100 for each in range(15)))
+    results.add("mlp operators hits", 12.0)
+    table = boundaries.compact(results, "mlp").splitlines()
+    assert len({line.count("|") for line in table}) == 1
+    (row,) = [line for line in table if "entry and return" in line]
+    assert row.startswith("| operators, entry and return | 1.070 ± 0.040 | 12.0 |  |")
