@@ -20,6 +20,8 @@ from rlscope_ebpf.model.figures import (
     OperationTotal,
     ProcessTotal,
 )
+from rlscope_ebpf.model.iteration_figures import IterationTotal
+from rlscope_ebpf.model.overlap import NO_OVERLAP, OverlapTotal
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     Counters,
@@ -146,6 +148,7 @@ class Process:
     gpu_kernels: tuple[KernelTotal, ...] = ()  # by total time
     gpu_copies: tuple[CopyTotal, ...] = ()  # by total time
     gpu_devices: tuple[DeviceTotal, ...] = ()  # by number
+    iterations: tuple[IterationTotal, ...] = ()  # by phase
 
     @property
     def wall_ns(self) -> int:
@@ -197,6 +200,7 @@ class Breakdown:
     notices: tuple[Notice, ...]  # oldest first
     processes: tuple[Process, ...]
     accounting: Accounting | None = None  # None: nothing could be compared
+    overlap: OverlapTotal = NO_OVERLAP
 
     @property
     def duration_ns(self) -> int:
@@ -229,21 +233,28 @@ def add_up(trace: TraceSource, progress: Progress | None = None) -> Totals:
             totals.define(definition)
     gpu = _InTime(trace.chunks("gpu"))
     totals.expect_gpu(gpu.any)
+    marks, samples = _Ahead(trace.chunks("marks")), _Ahead(trace.chunks("samples"))
     for rows in trace.chunks("intervals", INTERVAL_COLUMNS, progress):
-        totals.add_intervals(rows)
         reached_ns = _end_of(rows)
+        for found in marks.until(reached_ns):
+            totals.add_marks(found)
+        totals.reports_known(reached_ns)
+        totals.add_intervals(rows)
+        for found in samples.until(reached_ns):
+            totals.add_samples(found)
         for activity in gpu.until(reached_ns):
             totals.add_gpu(activity)
         totals.advance(reached_ns - FLUSH_NS)
     for activity in gpu.until(None):
         totals.add_gpu(activity)
         totals.advance(_end_of(activity))
-    for rows in trace.chunks("samples"):
+    for rows in marks.until(None):
+        totals.add_marks(rows)
+    for rows in samples.until(None):
         totals.add_samples(rows)
     for rows in trace.chunks("spans"):
         totals.add_spans(rows)
-    for rows in trace.chunks("marks"):
-        totals.add_marks(rows)
+    totals.finish()
     totals.losses, totals.counters, totals.now_ns = trace.losses, trace.counters, trace.now_ns
     return totals
 
@@ -267,6 +278,24 @@ class _InTime:
             self._next = next(self._chunks, None)
 
 
+class _Ahead:
+    """The chunks of a table whose rows are needed as soon as others reach their time."""
+
+    def __init__(self, chunks: Iterator[NDArray[np.void]]) -> None:
+        self._chunks = chunks
+        self._next = next(chunks, None)
+
+    def until(self, time_ns: int | None) -> Iterator[NDArray[np.void]]:
+        """Those that may have something by then, as chunks are no more than `FLUSH_NS` out of order; None: all."""
+        while self._next is not None and (time_ns is None or self._begin(self._next) <= time_ns + FLUSH_NS):
+            yield self._next
+            self._next = next(self._chunks, None)
+
+    @staticmethod
+    def _begin(rows: NDArray[np.void]) -> int:
+        return int(rows["time_ns"].min()) if len(rows) else 0
+
+
 def _end_of(rows: NDArray[np.void]) -> int:
     return int((rows["start_ns"] + rows["duration_ns"]).max(initial=0))
 
@@ -280,7 +309,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         if operation.wall_ns or operation.count or operation.hits or operation.transitions or operation.gpu_activities:
             operations.setdefault(operation.pid, []).append(operation)
     calls, kernels, copies = totals.cuda_calls(), totals.gpu_kernels(), totals.gpu_copies()
-    devices = totals.gpu_devices()
+    devices, iterations = totals.gpu_devices(), totals.iterations()
     processes = tuple(
         _process(
             process,
@@ -290,6 +319,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
             gpu_kernels=_longest_first(kernels, process, lambda kernel: (-kernel.ran.total_ns, kernel.name)),
             gpu_copies=_longest_first(copies, process, lambda copy: (-copy.total_ns, copy.direction)),
             gpu_devices=_longest_first(devices, process, lambda device: (device.index, "")),
+            iterations=tuple(each for each in iterations if each.pid == process.info.pid),
         )
         for process in totals.processes()
     )
@@ -314,6 +344,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         notices=tuple(trace.notices),
         processes=processes,
         accounting=accounting_of(counters),
+        overlap=totals.overlap(trace.info.start_ns, end_ns),
     )
 
 

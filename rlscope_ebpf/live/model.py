@@ -61,6 +61,7 @@ class LiveModel:
         """The session is over."""
         with self._lock:
             self._finished = True
+            self._totals.finish()
             self._now_ns = max(self._now_ns, end.end_ns)
 
     def notice(self, text: str) -> None:
@@ -99,6 +100,8 @@ class LiveModel:
                     for device in totals.gpu_devices()
                 ),
                 processes=self._process_rows(),
+                iterations=tuple(totals.iterations()),
+                overlap=totals.overlap(self._info.start_ns, self._now_ns),
                 phases=totals.phases(),
                 notices=tuple(self._notices),
                 timeline=self._timeline.picture(),
@@ -134,6 +137,7 @@ class LiveModel:
                 ),
                 exit_status=process.info.exit_status,
                 gpu_ns=process.gpu_ns,
+                phase_times=process.phase_times,
             )
             for process in self._totals.processes()
         )
@@ -157,4 +161,5 @@ def _operation_row(operation: OperationTotal) -> OperationRow:
         queued=operation.queued.count,
         sampled=operation.sampled,
         activity_ns=operation.activity_ns,
+        instances=operation.instances,
     )

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from rlscope_ebpf.live.timeline import Timeline, no_timeline
 from rlscope_ebpf.model.figures import NO_ACTIVITY
+from rlscope_ebpf.model.instances import NO_INSTANCES, Instances
+from rlscope_ebpf.model.iteration_figures import IterationTotal
+from rlscope_ebpf.model.overlap import NO_OVERLAP, OverlapTotal
+from rlscope_ebpf.model.phase_times import PhaseTime
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
@@ -31,6 +35,7 @@ class OperationRow:
     queued: int = 0
     sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
     activity_ns: tuple[int, ...] = NO_ACTIVITY  # by category and activity, see OperationTotal.activity_ns
+    instances: Instances = NO_INSTANCES  # how long they took, with nested operations
 
     @property
     def name(self) -> str:
@@ -96,6 +101,7 @@ class ProcessRow:
     end_ns: int  # now, if alive
     exit_status: int | None = None  # negative: the signal that ended it; None: alive, or not known
     gpu_ns: int = 0  # time in which some GPU worked for it
+    phase_times: tuple[PhaseTime, ...] = ()  # by the clock, in the order in which phases were first entered
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ class Snapshot:
     processes: tuple[ProcessRow, ...] = ()
     phases: tuple[str, ...] = ()
     overhead_plausible: bool = True  # no more than the time that the target's threads ran
+    iterations: tuple[IterationTotal, ...] = ()  # by process and phase, of processes that report progress
+    overlap: OverlapTotal = NO_OVERLAP  # what was busy at all, of the session's time
     notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first; see ImportantNotice
     timeline: Timeline = field(default_factory=no_timeline)
 

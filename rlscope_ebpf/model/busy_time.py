@@ -9,6 +9,7 @@ added to the slab: that is seldom an old one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +45,14 @@ class BusySums:
     process_ns: Ints  # on whichever device
 
     def __add__(self, other: BusySums) -> BusySums:
-        return BusySums(*(_plus(getattr(self, name), getattr(other, name)) for name in BusySums.__slots__))
+        return BusySums(*(plus(getattr(self, name), getattr(other, name)) for name in BusySums.__slots__))
 
 
 _NOT_BUSY = BusySums(_NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME)
 
 
-def _plus(left: Ints, right: Ints) -> Ints:
+def plus(left: Ints, right: Ints) -> Ints:
+    """The sum of two arrays, the shorter of which has zeros behind its end."""
     if len(left) < len(right):
         left, right = right, left
     if not len(right):
@@ -60,7 +62,19 @@ def _plus(left: Ints, right: Ints) -> Ints:
     return total
 
 
-class _Slab:
+_Other = TypeVar("_Other")
+
+
+class Summable(Protocol):
+    """Sums of one piece of time, which can be added to those of another."""
+
+    def __add__(self: _Other, other: _Other, /) -> _Other: ...
+
+
+_Sums = TypeVar("_Sums", bound=Summable)
+
+
+class _Slab(Generic[_Sums]):
     """The stretches in one piece of time."""
 
     __slots__ = ("cpu", "gpu", "start_ns", "sums", "waiting")
@@ -70,7 +84,7 @@ class _Slab:
         self.gpu: list[NDArray[np.void]] = []
         self.cpu: list[NDArray[np.void]] = []
         self.waiting = 0
-        self.sums: BusySums | None = None
+        self.sums: _Sums | None = None
 
     def add(self, pieces: NDArray[np.void], *, gpu: bool) -> None:
         (self.gpu if gpu else self.cpu).append(pieces)
@@ -78,27 +92,22 @@ class _Slab:
         self.sums = None
 
 
-class BusyTime:
-    """Adds up stretches of time. Times are ns, below 2^62."""
+class Slabs(Generic[_Sums]):
+    """Adds up what stretches of time amount to. Times are ns, below 2^62."""
 
-    def __init__(self, window_ns: int = WINDOW_NS, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, nothing: _Sums, window_ns: int, most_waiting: int) -> None:
         self.late = 0
         """Stretches of activity that began before what was settled when they came: that part of them is missing."""
         self._window_ns = window_ns
         self._most_waiting = most_waiting
-        self._slabs = [_Slab(0)]
-        self._settled = _NOT_BUSY
-        self._latest: BusySums | None = None
-        self._process_of: Ints = _NO_TIME  # by device index
+        self._slabs: list[_Slab[_Sums]] = [_Slab(0)]
+        self._settled = nothing
+        self._latest: _Sums | None = None
 
     @property
     def waiting(self) -> int:
         """Stretches that are not settled."""
         return sum(slab.waiting for slab in self._slabs)
-
-    def set_devices(self, process_of: Ints) -> None:
-        """Process index by device index; may become longer."""
-        self._process_of = process_of
 
     def add(self, pieces: NDArray[np.void], *, gpu: bool) -> None:
         """Add stretches (STRETCH_DTYPE) of activity, or of threads; those of no duration have no effect."""
@@ -121,7 +130,7 @@ class BusyTime:
         """Everything before this moment has been added, but for activity that comes late."""
         current = self._slabs[-1]
         if now_ns - current.start_ns >= SLAB_NS or (current.waiting > self._most_waiting and now_ns > current.start_ns):
-            following = _Slab(now_ns)
+            following: _Slab[_Sums] = _Slab(now_ns)
             self._slabs.append(following)
             for parts, gpu in ((current.gpu, True), (current.cpu, False)):
                 later, earlier = _cut(joined([_NOTHING, *parts]), now_ns)
@@ -132,9 +141,10 @@ class BusyTime:
         while len(self._slabs) > 1 and (
             self._slabs[1].start_ns <= now_ns - self._window_ns or self.waiting > self._most_waiting
         ):
+            self._before_settling(self._slabs[1].start_ns)
             self._settled += self._sums_of(self._slabs.pop(0))
 
-    def sums(self) -> BusySums:
+    def sums(self) -> _Sums:
         """Of all time."""
         if self._latest is None:
             self._latest = self._settled
@@ -142,12 +152,31 @@ class BusyTime:
                 self._latest += self._sums_of(slab)
         return self._latest
 
-    def _sums_of(self, slab: _Slab) -> BusySums:
+    def _sums_of(self, slab: _Slab[_Sums]) -> _Sums:
         if slab.sums is None:
             for parts in (slab.gpu, slab.cpu):
                 parts[:] = [joined([_NOTHING, *parts])]
             slab.sums = self._evaluate(slab.gpu[0], slab.cpu[0])
         return slab.sums
+
+    def _before_settling(self, until_ns: int) -> None:
+        """What lies before a moment is about to be settled."""
+
+    def _evaluate(self, gpu: NDArray[np.void], cpu: NDArray[np.void]) -> _Sums:
+        """The sums of one slab."""
+        raise NotImplementedError
+
+
+class BusyTime(Slabs[BusySums]):
+    """How long GPUs worked for whom, and what threads did meanwhile."""
+
+    def __init__(self, window_ns: int = WINDOW_NS, most_waiting: int = MOST_WAITING) -> None:
+        super().__init__(_NOT_BUSY, window_ns, most_waiting)
+        self._process_of: Ints = _NO_TIME  # by device index
+
+    def set_devices(self, process_of: Ints) -> None:
+        """Process index by device index; may become longer."""
+        self._process_of = process_of
 
     def _evaluate(self, gpu: NDArray[np.void], cpu: NDArray[np.void]) -> BusySums:
         if not len(gpu):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rlscope_ebpf.model.categories import Category, Wait
 from rlscope_ebpf.model.durations import NO_DURATIONS, Durations
+from rlscope_ebpf.model.instances import NO_INSTANCES, Instances
+from rlscope_ebpf.model.phase_times import PhaseTime
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
 
@@ -50,6 +52,7 @@ class OperationTotal:
     queued: Durations = NO_DURATIONS  # from launch to start, of its GPU activity
     sampled: Sampled = NOT_SAMPLED  # what of its time was told apart by samples; the rest is exact
     activity_ns: tuple[int, ...] = NO_ACTIVITY  # by category and activity: [Category * len(ACTIVITIES) + its number]
+    instances: Instances = NO_INSTANCES  # how long they took, with nested operations
 
     @property
     def activities_ns(self) -> dict[str, int]:
@@ -167,6 +170,7 @@ class ProcessTotal:
     steps_by_phase: dict[str, int]
     metadata: dict[str, str]
     gpu_ns: int = 0  # time in which some GPU worked for it
+    phase_times: tuple[PhaseTime, ...] = ()  # in the order in which they were first entered
 
 
 def merged(operations: Iterable[OperationTotal]) -> list[OperationTotal]:
@@ -201,6 +205,7 @@ def _sum(left: OperationTotal, right: OperationTotal) -> OperationTotal:
         gpu_only_ns=left.gpu_only_ns + right.gpu_only_ns,
         sampled=left.sampled + right.sampled,
         activity_ns=_add(left.activity_ns, right.activity_ns),
+        instances=left.instances + right.instances,
         queued=max(left.queued, right.queued, key=lambda queued: queued.count),
     )
 

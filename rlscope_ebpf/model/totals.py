@@ -6,6 +6,7 @@ as one batch sums up to less than 2^53 ns (104 days).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,8 +37,14 @@ from rlscope_ebpf.model.figures import (
 from rlscope_ebpf.model.gpu import copy_name
 from rlscope_ebpf.model.gpu_totals import GpuTotals, work_only
 from rlscope_ebpf.model.histogram import percentiles
+from rlscope_ebpf.model.instances import InstanceTotals
+from rlscope_ebpf.model.iteration_figures import IterationOperation, IterationTotal, SlowIteration
+from rlscope_ebpf.model.iteration_scopes import ScopeSums, Slow
+from rlscope_ebpf.model.iterations import OTHERS, SAMPLED, SAMPLES, Iterations
 from rlscope_ebpf.model.keys import LOW_HALF, Ints, KeyRows, grown, pair
 from rlscope_ebpf.model.open_operations import OpenOperations
+from rlscope_ebpf.model.overlap import Overlap, OverlapTotal
+from rlscope_ebpf.model.phase_times import PhaseTimes
 from rlscope_ebpf.model.rows import chosen
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled, split
 from rlscope_ebpf.model.tables import (
@@ -53,6 +60,7 @@ from rlscope_ebpf.model.tables import (
     StringInfo,
     ThreadInfo,
 )
+from rlscope_ebpf.model.unions import clipped
 
 _CATEGORIES = len(Category)
 _STATES = len(ThreadState)
@@ -68,6 +76,9 @@ BLOCK_ROWS = 1 << 17
 _HANDED_OUT_LATER_NS = 100_000_000
 """Hits are counted at once, and time is handed out a turn later."""
 
+REPORTS_LATE_NS = 150_000_000
+"""A progress report may wait so long, behind the time of its batch, for its total (see the session's marks)."""
+
 INTERVAL_COLUMNS = (
     "thread", "path", "phase", "site", "start_ns", "duration_ns", "hits", "overhead_ns",
     "category", "origin", "state", "opened", "wait", "sampled",
@@ -79,7 +90,7 @@ INTERVAL_COLUMNS = (
 class _Process:
     info: ProcessInfo
     threads: int = 0
-    phase: int = 0
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
     step: int = 0
     total_steps: int = 0
     metadata: dict[int, int] = field(default_factory=dict)
@@ -120,7 +131,11 @@ class Totals:
         self._closed: Ints = np.zeros(0, np.int64)
         self._calls = CallTotals()
         self._open = OpenOperations(self._chain)
+        self._instances = InstanceTotals()
         self._gpu = GpuTotals()
+        self._iterations = Iterations()
+        self._overlap = Overlap()
+        self._overlap.on_settling = self._settle_gpu
         self._devices: dict[tuple[int, int], DeviceInfo] = {}  # (pid, number)
 
     def expect_gpu(self, expected: bool) -> None:
@@ -131,9 +146,13 @@ class Totals:
         """Add what one turn of a session produced."""
         for definition in batch.definitions:
             self.define(definition)
+        marks = batch.tables.get("marks")
+        if marks is not None:
+            self.add_marks(marks)
+        self.reports_known(batch.now_ns - REPORTS_LATE_NS)
         for table, add in (
-            ("intervals", self.add_intervals), ("spans", self.add_spans), ("marks", self.add_marks),
-            ("samples", self.add_samples), ("gpu", self.add_gpu),
+            ("intervals", self.add_intervals), ("spans", self.add_spans), ("samples", self.add_samples),
+            ("gpu", self.add_gpu),
         ):  # fmt: skip
             rows = batch.tables.get(table)
             if rows is not None:
@@ -145,6 +164,21 @@ class Totals:
         """Everything before this moment has been added, but for GPU activity that comes late."""
         self.now_ns = max(self.now_ns, now_ns)
         self._gpu.advance(self.now_ns)
+        self._iterations.advance(self.now_ns)
+        self._overlap.advance(self.now_ns)
+
+    def reports_known(self, until_ns: int | None) -> None:
+        """All progress reports before a moment have been added, or (None) all there are: iterations can be told."""
+        self._iterations.reports_known(until_ns)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self.reports_known(None)
+        self._iterations.advance(np.iinfo(np.int64).max)
+        self._settle_gpu(np.iinfo(np.int64).max)
+
+    def _settle_gpu(self, until_ns: int) -> None:
+        self._iterations.settle_gpu(until_ns, self._overlap.gpu_until)
 
     def define(self, definition: Definition) -> None:
         """Learn what an id means; a later definition of the same id replaces the earlier one."""
@@ -184,6 +218,7 @@ class Totals:
         thread, row = self._locate(rows)
         size = len(self._rows)
         self._closed[:size] += np.bincount(row, minlength=size)
+        self._instances.add(row, rows)
         self._open.add_spans(thread, rows)
 
     def add_marks(self, rows: NDArray[np.void]) -> None:
@@ -198,7 +233,8 @@ class Totals:
         """Add samples (SAMPLE_ROW_DTYPE), in any order."""
         if not len(rows):
             return
-        _, row = self._locate(rows)
+        thread, row = self._locate(rows)
+        self._iterations.add_samples(self._thread_pid[thread], thread, rows)
         size = len(self._rows)
         cell = row * _CATEGORIES + np.minimum(rows["category"], Category.OTHER)
         self._samples[:size] += np.bincount(cell, minlength=size * _CATEGORIES).reshape(size, _CATEGORIES)
@@ -211,6 +247,7 @@ class Totals:
             for pid in np.unique(block["pid"]).tolist():
                 self._process(pid)
             self._gpu.add(block, self._rows_of(block["pid"], block))
+            self._overlap.add_gpu(block)
 
     def operations(self) -> list[OperationTotal]:
         """One for every operation path of every phase and process, in the order in which they were first seen."""
@@ -275,6 +312,7 @@ class Totals:
                     queued=queued.get(row, NO_DURATIONS),
                     sampled=sampled[row],
                     activity_ns=tuple(doing[row]),
+                    instances=self._instances.of(row),
                 )
             )
         return merged(result)
@@ -338,7 +376,7 @@ class Totals:
 
     def processes(self) -> list[ProcessTotal]:
         """All processes in the order in which they were defined."""
-        gpu_ns = dict(zip(self._gpu.processes(), self._gpu.sums().process_ns.tolist(), strict=False))
+        gpu_ns = dict(self._gpu_time())
         steps: dict[int, dict[str, int]] = {}
         for key, count in zip(self._scopes.keys, self._steps.tolist(), strict=False):
             if count:
@@ -349,16 +387,85 @@ class Totals:
             ProcessTotal(
                 info=process.info,
                 threads=process.threads,
-                phase=self.phase_name(process.phase),
+                phase=self.phase_name(process.phases.current),
                 steps=sum(steps.get(pid, {}).values()),
                 step=process.step,
                 total_steps=process.total_steps,
                 steps_by_phase=steps.get(pid, {}),
                 metadata={self.string(key): self.string(value) for key, value in process.metadata.items()},
                 gpu_ns=gpu_ns.get(pid, 0),
+                phase_times=process.phases.times(
+                    process.info.start_ns,
+                    self.now_ns if process.info.end_ns is None else process.info.end_ns,
+                    self.phase_name,
+                ),
             )
             for pid, process in self._processes.items()
         ]
+
+    def iterations(self) -> list[IterationTotal]:
+        """By process and phase, in the order in which they were first seen."""
+        return [self._iteration_total(pid, phase, sums) for pid, phase, sums in self._iterations.scopes()]
+
+    def _iteration_total(self, pid: int, phase: int, sums: ScopeSums) -> IterationTotal:
+        p50_ns, p99_ns = sums.duration_percentiles()
+        operations = (
+            IterationOperation(self.path_names(path), ns, present, median)
+            for path, ns, present, median in sums.operations()
+        )
+        return IterationTotal(
+            pid=pid,
+            phase=self.phase_name(phase),
+            count=sums.count,
+            total_ns=sums.total_ns,
+            min_ns=sums.min_ns,
+            p50_ns=p50_ns,
+            p99_ns=p99_ns,
+            max_ns=sums.max_ns,
+            category_ns=tuple(sums.category_ns.tolist()),
+            overhead_ns=tuple(sums.cost_ns.tolist()),
+            others_running_ns=int(sums.columns[OTHERS]),
+            transitions=_named(sums.transitions),
+            typical_ns=sums.typical_ns(),
+            sampled=Sampled(int(sums.columns[SAMPLED]), tuple(sums.columns[SAMPLES].tolist())),
+            gpu_ns=sums.gpu_ns,
+            gpu_iterations=sums.gpu_iterations if self.uses_gpu(pid) else 0,
+            operations=tuple(sorted(operations, key=lambda each: (-each.total_ns, each.path))),
+            trend=sums.trend.trend(),
+            slowest=tuple(self._slow_iteration(pid, slow) for slow in sums.slowest),
+            steps=sums.steps,
+        )
+
+    def _slow_iteration(self, pid: int, slow: Slow) -> SlowIteration:
+        operations: dict[tuple[str, ...], int] = {}
+        for path, ns in slow.operations.items():
+            names = self.path_names(path)
+            operations[names] = operations.get(names, 0) + ns
+        return SlowIteration(
+            number=slow.number,
+            step=slow.step,
+            start_ns=slow.start_ns,
+            duration_ns=slow.duration_ns,
+            category_ns=tuple(slow.category_ns.tolist()),
+            overhead_ns=tuple(slow.cost_ns.tolist()),
+            others_running_ns=slow.others_running_ns,
+            transitions=_named(slow.transitions),
+            operations=operations,
+            sampled=Sampled(slow.sampled_ns, tuple(slow.samples.tolist())),
+            gpu_ns=slow.gpu_ns if self.uses_gpu(pid) else None,
+        )
+
+    def uses_gpu(self, pid: int) -> bool:
+        """Whether a GPU has worked for a process."""
+        return any(one == pid and ns for one, ns in self._gpu_time())
+
+    def _gpu_time(self) -> Iterator[tuple[int, int]]:
+        """(pid, time in which a GPU worked for it)."""
+        return zip(self._gpu.processes(), self._gpu.sums().process_ns.tolist(), strict=False)
+
+    def overlap(self, start_ns: int, end_ns: int) -> OverlapTotal:
+        """What was busy, over all processes, of a session that lasted from `start_ns` to `end_ns`."""
+        return self._overlap.total(max(0, end_ns - start_ns))
 
     def phases(self) -> tuple[str, ...]:
         """Names of all phases in the order in which they were first seen."""
@@ -499,7 +606,10 @@ class Totals:
         self._transitions[:size] += np.bincount(kind, minlength=size * _KINDS).reshape(size, _KINDS)
         self._calls.add(self._thread_pid[thread], thread, rows)
         self._open.add_intervals(thread, rows)
-        self._gpu.add_time(self._thread_pid[thread], thread, row, rows)
+        pid = self._thread_pid[thread]
+        self._gpu.add_time(pid, thread, row, rows)
+        self._iterations.add_intervals(pid, thread, rows)
+        self._overlap.add_time(pid, thread, rows)
 
     def _add_sampled(self, row: Ints, state: NDArray[np.uint8], rows: NDArray[np.void]) -> None:
         size = len(self._rows)
@@ -512,20 +622,27 @@ class Totals:
         process = self._process(pid)
         changes = np.flatnonzero(kind == MarkKind.PHASE)
         progress = np.flatnonzero(kind == MarkKind.PROGRESS)
+        process.phases.add(
+            clipped(rows["time_ns"][changes]), rows["a"][changes].astype(np.int64), process.info.start_ns
+        )
         if len(progress):
-            phases = np.append(process.phase, rows["a"][changes]).astype(np.uint64)
-            phase = phases[changes.searchsorted(progress)]
-            scope = self._scopes.rows((np.uint64(pid) << np.uint64(32)) | phase)
+            time_ns, step = clipped(rows["time_ns"][progress]), clipped(rows["a"][progress])
+            phase = process.phases.at(time_ns)
+            scope = self._scopes.rows((np.uint64(pid) << np.uint64(32)) | phase.astype(np.uint64))
             self._reserve()
             size = len(self._scopes)
             self._steps[:size] += np.bincount(scope, minlength=size)
+            self._iterations.add_reports(pid, time_ns, phase, rows["thread"][progress].astype(np.int64), step)
             latest = rows[progress[-1]]
             process.step, process.total_steps = int(latest["a"]), int(latest["b"])
-        if len(changes):
-            process.phase = int(rows["a"][changes[-1]])
         metadata = np.flatnonzero(kind == MarkKind.METADATA)
         if len(metadata):
             keys = rows["a"][metadata]
             distinct, first = np.unique(keys[::-1], return_index=True)
             values = rows["b"][metadata[::-1][first]]
             process.metadata.update(zip(distinct.tolist(), values.tolist(), strict=True))
+
+
+def _named(transitions: NDArray[np.integer]) -> dict[str, int]:
+    """Counts by kind of transition, those that occurred."""
+    return {_TRANSITION_NAMES[kind]: int(transitions[kind]) for kind in np.flatnonzero(transitions).tolist()}

@@ -231,7 +231,11 @@ def test_live_totals_and_a_trace_agree(tmp_path: Path) -> None:
 
     assert figures(read) == figures(live)
     assert sorted(map(repr, read.cuda_calls())) == sorted(map(repr, live.cuda_calls()))
+    live.advance(read.now_ns)
     assert read.processes() == live.processes()
+    live.finish()
+    assert read.iterations() == live.iterations()
+    assert read.overlap(0, read.now_ns) == live.overlap(0, read.now_ns)
 
 
 @settings(deadline=None, max_examples=25)
