@@ -88,8 +88,9 @@ class TimelineTotals:
         """The complete buckets of all processes that are or were there."""
         if self._head < 0 or not self._lanes:
             return no_timeline()
-        numbers = np.arange(max(0, self._head - BUCKETS + 1), self._head) % BUCKETS
-        cells = self._cells[list(self._lanes.values())][:, numbers]
+        lanes, now = list(self._lanes.values()), self._head % BUCKETS
+        older, newer = self._cells[lanes, now + 1 :], self._cells[lanes, :now]
+        cells = np.concatenate((older, newer), axis=1)[:, -self._head :]
         busy_ns = cells[:, :, :_CATEGORIES]
         sampled = np.nonzero(cells[:, :, _SAMPLED])
         if len(sampled[0]):

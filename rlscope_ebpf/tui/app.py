@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
 from textual import events
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Container, Horizontal, Vertical
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.theme import BUILTIN_THEMES
 from textual.timer import Timer
@@ -20,20 +20,18 @@ from textual.widgets import Input
 
 from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.tui import texts
+from rlscope_ebpf.tui.cells import FiguresPanel
 from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, cycle, operation_table
 from rlscope_ebpf.tui.help import TextScreen, help_lines, message_lines
-from rlscope_ebpf.tui.panels import (
-    CallsPanel,
-    FiguresPanel,
-    GpuPanel,
-    OperationsPanel,
-    ProcessesPanel,
-    TransitionsPanel,
-    WaitsPanel,
-)
+from rlscope_ebpf.tui.keys import CLOSED_TO_MODALS, KEYS, REPLAY_ACTIONS, bindings, key_groups, key_of
+from rlscope_ebpf.tui.layout import PANELS, SHORT_TITLES, Arrangement, arrange, facts_of
+from rlscope_ebpf.tui.panels import CallsPanel, GpuPanel, OperationsPanel, TransitionsPanel, WaitsPanel
+from rlscope_ebpf.tui.processes import ProcessesPanel, ProcessRows, TimelinePanel
 from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
-from rlscope_ebpf.tui.spans import Line, Span, plain, width_of
+from rlscope_ebpf.tui.spans import Line
+from rlscope_ebpf.tui.strips import KeyBar, TabStrip
 from rlscope_ebpf.tui.table import Lines, Table
+from rlscope_ebpf.tui.tree import family, process_lines, toggled
 
 REFRESH_S = 0.5
 REPLAY_REFRESH_S = 0.1
@@ -42,24 +40,14 @@ CLOSE_AFTER_S = 1.5
 
 SEEK_STEP = 0.02
 SPEED_LIMITS = (0.25, 64.0)
-DASHBOARD_SIZE = (120, 36)
-"""From this many columns and rows on all panels are shown at once."""
+WIDEST_CELL = 4
+"""Buckets of the timeline per column; each narrower one is half as wide."""
 ROOMY_HEIGHT = 20
 """From so many rows on the command line and the details of the selected operation are shown."""
 
 LOW_HEIGHT = 16
 """Below this many rows most lines around the panel are left out, so that some of its own are seen."""
 
-PANELS = {
-    "operations": "Operations",
-    "transitions": "Transitions",
-    "calls": "CUDA calls",
-    "gpu": "GPU",
-    "processes": "Processes",
-    "waits": "Waits",
-}
-"""Titles of the panels by id. That of the GPU is there for who uses one; on a dashboard the calls' panel stands in. The
-waits' is not on a dashboard, where the selected operation's details have them."""
 THEMES: tuple[str, ...] = tuple(BUILTIN_THEMES)
 
 
@@ -83,63 +71,6 @@ class SourceFailed(Message):
         self.error = error
 
 
-class TabStrip(Lines):
-    """The panels' names; a click shows a panel."""
-
-    class Clicked(Message):
-        """A name was clicked."""
-
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            self.index = index
-
-    def __init__(self, names: Callable[[], tuple[Sequence[str], int]], *, id: str) -> None:
-        """`names` returns the titles and which of them is shown."""
-        super().__init__(lambda width: [texts.tabs(*names())], id=id, margin=0)
-        self._names = names
-
-    def on_click(self, event: events.Click) -> None:
-        """Which name is under the pointer."""
-        edge = self._margin
-        titles, _ = self._names()
-        for index in range(len(titles)):
-            edge += len(plain(texts.tabs(titles[index : index + 1], 0))) + 1
-            if event.x < edge:
-                self.post_message(self.Clicked(index))
-                return
-
-
-class KeyBar(Lines):
-    """The keys, as many as fit; a click on one is like pressing it.
-
-    Textual's own footer makes a widget per key and makes them all anew when the focus moves, which is slower than
-    everything else on this screen together.
-    """
-
-    def __init__(self, keys: Callable[[], list[tuple[str, str, str]]], *, id: str) -> None:
-        """`keys` returns (key, what it does, action) in order of importance."""
-        super().__init__(self._fitting, id=id)
-        self._keys = keys
-        self._places: list[tuple[int, str]] = []
-
-    def _fitting(self, width: int) -> list[Line]:
-        line: Line = []
-        self._places = []
-        for key, what, action in self._keys():
-            item: Line = [*([Span("  ")] if line else []), Span(key, "key"), Span(f" {what}", "text")]
-            if width_of([*line, *item]) <= width:
-                line += item
-                self._places.append((self._margin + width_of(line), action))
-        return [line]
-
-    async def on_click(self, event: events.Click) -> None:
-        """The key under the pointer."""
-        for edge, action in self._places:
-            if event.x < edge:
-                await self.app.run_action(action)
-                return
-
-
 class ProfilerApp(App[None]):
     """Shows the snapshots of a source until the user quits.
 
@@ -153,17 +84,19 @@ class ProfilerApp(App[None]):
     CSS = """
     Screen { layout: vertical; background: $background; }
     Lines { background: $background; }
-    #panels { height: 1fr; }
+    #panels, #main { height: 1fr; }
+    #main { width: 1fr; }
     #lower { height: 1fr; min-height: 12; }
     #operations { height: auto; min-height: 10; max-height: 65%; }
     #right { width: 1fr; height: 1fr; }
-    #calls { height: auto; min-height: 6; max-height: 65%; }
-    #processes { height: 1fr; min-height: 6; }
+    #calls { height: 1fr; min-height: 6; }
+    #processes { height: 1fr; }
+    #processes.beside { border-right: vkey $foreground 25%; }
+    .dashboard #processes.beside { border: round $foreground 25%; }
     .dashboard Table { border: round $foreground 25%; border-title-color: $foreground 70%; padding: 0; }
     .dashboard Table:focus { border: round $accent; border-title-color: $accent; }
-    .single #lower, .single #operations, .single #waits, .single #calls, .single #gpu, .single #processes {
-        height: 1fr; max-height: 100%;
-    }
+    .single #operations, .single #calls { height: 1fr; max-height: 100%; }
+    .dashboard.alone #operations { height: 1fr; max-height: 100%; }
     #filter { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
     #filter.open { display: block; }
     Table, VerticalScroll {
@@ -173,50 +106,7 @@ class ProfilerApp(App[None]):
     }
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit", id="quit", tooltip="Leave; the profiler detaches, the process runs on."),
-        Binding("ctrl+c", "quit", "Quit", id="interrupt", show=False, priority=True, tooltip="Leave, like q."),
-        Binding("question_mark", "help", "Help", id="help", key_display="?", tooltip="Keys and words."),
-        Binding("space", "pause", "Pause", id="pause", tooltip="Freeze the figures; profiling goes on."),
-        Binding("tab", "panel(1)", "Panel", id="panel.next", priority=True, tooltip="Next panel."),
-        Binding(
-            "shift+tab", "panel(-1)", "Previous panel", id="panel.previous", show=False, priority=True,
-            tooltip="Previous panel.",
-        ),
-        Binding("s", "sort", "Sort", id="sort", tooltip="Order by total time (with nested), count, mean or name."),
-        Binding("r", "reverse", "Reverse", id="reverse", tooltip="Turn the order round."),
-        Binding("slash", "filter", "Filter", id="filter", key_display="/",
-                tooltip="Only operations with this in the name."),
-        Binding("p", "phase", "Phase", id="phase", tooltip="All phases, then each phase."),
-        Binding("P", "process", "Process", id="process", tooltip="All processes, then each process."),
-        Binding("u", "unit", "%/time", id="unit", tooltip="Parts as percentages or as times."),
-        Binding("c", "corrected", "Corrected", id="corrected", tooltip="With or without the probes' estimated cost."),
-        Binding("i", "inclusive", "Nested", id="inclusive", tooltip="Operations alone, or with those nested in them."),
-        Binding("b", "bars", "Bars", id="bars", tooltip="Bars as long as their time, or all in full length."),
-        Binding("z", "zoom", "Zoom", id="zoom", tooltip="All panels at once, or one (on a large screen)."),
-        Binding("e", "messages", "Messages", id="messages", tooltip="All notices, losses and counters."),
-        Binding("t", "theme", "Theme", id="theme", tooltip="Next colour theme."),
-        Binding("T", "theme(-1)", "Previous theme", id="theme.previous", show=False, tooltip="Previous colour theme."),
-        Binding("escape", "clear", "Clear", id="clear", key_display="esc", tooltip="Clear the filter."),
-        Binding("left", "seek(-1)", "Back", id="replay.back", show=False, tooltip="2 % back."),
-        Binding("right", "seek(1)", "Forward", id="replay.forward", show=False, tooltip="2 % forward."),
-        Binding("shift+left", "seek(-5)", "Far back", id="replay.far_back", show=False, tooltip="10 % back."),
-        Binding("shift+right", "seek(5)", "Far forward", id="replay.far_forward", show=False, tooltip="10 % forward."),
-        Binding("home", "jump(0)", "Start", id="replay.start", show=False, tooltip="Play from the start."),
-        Binding("end", "jump(1)", "End", id="replay.end", show=False, tooltip="The whole trace."),
-        *(
-            Binding(str(n), f"speed({n})", f"{n}x", id=f"replay.speed_{n}", show=False, tooltip=f"{n} times as fast.")
-            for n in range(1, 10)
-        ),
-        Binding("plus,equals_sign", "faster(2)", "Faster", id="replay.faster", show=False, key_display="+",
-                tooltip="Twice as fast."),
-        Binding("minus", "faster(0.5)", "Slower", id="replay.slower", show=False, key_display="-",
-                tooltip="Half as fast."),
-    ]  # fmt: skip
-
-    _REPLAY_ACTIONS = frozenset({"seek", "jump", "speed", "faster"})
-    _IN_REPLAY: ClassVar[dict[str, str]] = {"quit": "Leave.", "pause": "Play, or stop."}  # what such keys do there
-    _CLOSED_TO_MODALS = frozenset({"panel"})
+    BINDINGS: ClassVar[list[BindingType]] = list(KEYS)
 
     def __init__(
         self,
@@ -241,7 +131,9 @@ class ProfilerApp(App[None]):
         self._table: OperationTable | None = None
         self._active = "operations"
         self._zoomed = False
+        self._arranged: Arrangement | None = None
         self._typing = False  # the filter's line is open
+        self._filters_processes = False  # or operations
         self._in_flight = False
         self._close_timer: Timer | None = None
         self._stop_asked = False
@@ -272,10 +164,13 @@ class ProfilerApp(App[None]):
 
     @property
     def panels(self) -> tuple[str, ...]:
-        """Ids of the panels that there are now."""
-        gpu = self.snapshot is not None and self.snapshot.uses_gpu and not self.dashboard
-        missing = {*(() if gpu else ("gpu",)), *(("waits",) if self.dashboard else ())}
-        return tuple(name for name in PANELS if name not in missing)
+        """Ids of the panels that can be gone to now."""
+        return self.arrangement.reachable
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Where panels are to be."""
+        return arrange(*self.size, self._active, self._zoomed, facts_of(self.snapshot))
 
     @property
     def _mounted(self) -> bool:
@@ -283,33 +178,38 @@ class ProfilerApp(App[None]):
 
     @property
     def dashboard(self) -> bool:
-        """Whether all panels are shown at once."""
-        return not self._zoomed and self.size.width >= DASHBOARD_SIZE[0] and self.size.height >= DASHBOARD_SIZE[1]
+        """Whether most panels are shown at once."""
+        return self.arrangement.dashboard
 
     def compose(self) -> ComposeResult:
         """Header, panels, lines below them, footer."""
         yield Lines(self._header_lines, id="header")
         yield TabStrip(self._tabs, id="tabs")
         yield Lines(lambda width: texts.legend(self._table, self.view, width), id="legend")
-        with Container(id="panels"):
-            yield OperationsPanel(PANELS["operations"], id="operations")
-            yield Lines(self._detail_lines, id="details")
-            yield WaitsPanel(PANELS["waits"], id="waits")
-            with Horizontal(id="lower"):
-                yield TransitionsPanel(PANELS["transitions"], id="transitions")
-                with Vertical(id="right"):
-                    yield CallsPanel(PANELS["calls"], id="calls")
-                    yield GpuPanel(PANELS["gpu"], id="gpu")
-                    yield ProcessesPanel(PANELS["processes"], id="processes")
+        with Horizontal(id="panels"):
+            yield ProcessesPanel(PANELS["processes"], id="processes")
+            with Vertical(id="main"):
+                yield OperationsPanel(PANELS["operations"], id="operations")
+                yield Lines(self._detail_lines, id="details")
+                yield WaitsPanel(PANELS["waits"], id="waits")
+                with Horizontal(id="lower"):
+                    yield TransitionsPanel(PANELS["transitions"], id="transitions")
+                    with Vertical(id="right"):
+                        yield CallsPanel(PANELS["calls"], id="calls")
+                        yield GpuPanel(PANELS["gpu"], id="gpu")
+                yield TimelinePanel(PANELS["timeline"], id="timeline")
         yield Lines(self._notice_lines, id="notice")
-        yield Lines(lambda width: texts.choices(self.snapshot, self.view, width), id="choices")
+        yield Lines(self._choice_lines, id="choices")
         yield Lines(self._replay_lines, id="replay")
         yield Input(placeholder="part of an operation's name", id="filter", compact=True)
         yield KeyBar(self._keys_shown, id="keys")
 
     def _tabs(self) -> tuple[Sequence[str], int]:
         panels = self.panels
-        return [PANELS[name] for name in panels], panels.index(self._active) if self._active in panels else 0
+        titles = [PANELS[name] for name in panels]
+        if sum(len(title) + 2 for title in titles) > self.size.width:
+            titles = [SHORT_TITLES.get(name, PANELS[name]) for name in panels]
+        return titles, panels.index(self._active) if self._active in panels else 0
 
     def _header_lines(self, width: int) -> list[Line]:
         lines = texts.header(
@@ -321,6 +221,9 @@ class ProfilerApp(App[None]):
 
     def _detail_lines(self, width: int) -> list[Line]:
         return texts.details(self._selected_operation(), width)
+
+    def _choice_lines(self, width: int) -> list[Line]:
+        return texts.choices(self.snapshot, self.view, width, processes=self._among_processes)
 
     def _notice_lines(self, width: int) -> list[Line]:
         closing = self._close_timer is not None
@@ -342,7 +245,7 @@ class ProfilerApp(App[None]):
         """Draw the figures again."""
         if not self._mounted:  # a late message: the widgets are gone
             return
-        if self._active not in self.panels:  # a replay went back to where no GPU had been used
+        if self._arranged != self.arrangement or self._active not in self.panels:  # others came, or a replay went back
             self._arrange()
             return
         snapshot = self.snapshot
@@ -355,7 +258,7 @@ class ProfilerApp(App[None]):
             operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view, replay))
             for panel in self.query(FiguresPanel):
                 if panel.display:
-                    panel.fill(snapshot, self.view)
+                    panel.fill(snapshot, self.view, self._table)
         for lines in self.screen_stack[0].query(Lines):
             lines.update()
 
@@ -363,22 +266,27 @@ class ProfilerApp(App[None]):
         """Show the panels that fit."""
         if not self._mounted:
             return
-        dashboard = self.dashboard
         if self._active not in self.panels:
-            self._active = "operations" if self._active == "waits" else "calls"
-        self.query_one("#calls", CallsPanel).with_gpu = dashboard
+            self._active = "calls" if self._active == "gpu" and "calls" in self.panels else "operations"
+        found = self._arranged = self.arrangement
+        self.query_one("#calls", CallsPanel).with_gpu = found.dashboard
         container = self.query_one("#panels")
-        container.set_class(dashboard, "dashboard")
-        container.set_class(not dashboard, "single")
-        shown = set(PANELS) - {"waits"} if dashboard else {self.active_panel}
+        container.set_class(found.dashboard, "dashboard")
+        container.set_class(not found.dashboard, "single")
+        container.set_class(not found.shown & {"transitions", "calls", "gpu"}, "alone")
         for name in PANELS:
-            self.query_one(f"#{name}").display = name in shown
-        self.query_one("#gpu").display = "gpu" in shown and not dashboard
-        self.query_one("#right").display = bool(shown & {"calls", "gpu", "processes"})
-        self.query_one("#lower").display = bool(shown - {"operations", "waits"})
-        self.query_one("#tabs").display = not dashboard
+            self.query_one(f"#{name}").display = name in found.shown
+        processes = self.query_one("#processes")
+        processes.set_class(bool(found.side), "beside")
+        processes.styles.width = found.side or "1fr"
+        self.query_one("#timeline").styles.height = found.timeline or "1fr"
+        self.query_one("#main").display = found.shown != {"processes"}
+        self.query_one("#right").display = bool(found.shown & {"calls", "gpu"})
+        self.query_one("#lower").display = bool(found.shown & {"transitions", "calls", "gpu"})
+        self.query_one("#tabs").display = not found.dashboard
+        shown = found.shown
         high = self.size.height >= LOW_HEIGHT
-        self.query_one("#legend").display = "operations" in shown and high
+        self.query_one("#legend").display = bool(shown & {"operations", "timeline"}) and high
         self.query_one("#choices").display = high
         self.query_one("#details").display = "operations" in shown and self.size.height >= ROOMY_HEIGHT
         if not self._typing:
@@ -441,12 +349,12 @@ class ProfilerApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Replay keys exist only for a replay, and dialogs keep their own keys."""
-        if action in self._REPLAY_ACTIONS:
+        if action in REPLAY_ACTIONS:
             return self._replay is not None
-        if action in self._CLOSED_TO_MODALS:
+        if action in CLOSED_TO_MODALS:
             return len(self.screen_stack) == 1
         if action == "clear":
-            return bool(self.view.filter) or self._typing
+            return bool(self.view.filter or self.view.process_filter) or self._typing
         if action == "filter":
             return not self._typing
         return True
@@ -483,13 +391,24 @@ class ProfilerApp(App[None]):
         self._zoomed = not self._zoomed
         self._arrange()
 
+    @property
+    def _among_processes(self) -> bool:
+        """Whether the keys are about the rows of processes."""
+        return self._active in ("processes", "timeline")
+
     def action_sort(self) -> None:
         """Next order."""
-        self._look(replace(self.view, sort=self.view.sort.next))
+        if self._among_processes:
+            self._look(replace(self.view, process_sort=self.view.process_sort.next))
+        else:
+            self._look(replace(self.view, sort=self.view.sort.next))
 
     def action_reverse(self) -> None:
         """The other way round."""
-        self._look(replace(self.view, reverse=not self.view.reverse))
+        if self._among_processes:
+            self._look(replace(self.view, process_reverse=not self.view.process_reverse))
+        else:
+            self._look(replace(self.view, reverse=not self.view.reverse))
 
     def action_phase(self) -> None:
         """Next phase."""
@@ -497,9 +416,53 @@ class ProfilerApp(App[None]):
         self._look(replace(self.view, phase=cycle(phases, self.view.phase)))
 
     def action_process(self) -> None:
-        """Next process."""
-        pids = [process.pid for process in self.snapshot.processes] if self.snapshot else []
-        self._look(replace(self.view, pid=cycle(pids, self.view.pid)))
+        """Next process, in the order of the tree."""
+        pids = [line.row.pid for line in process_lines(self.snapshot, self.view)] if self.snapshot else []
+        now = min(self.view.pids) if self.view.pids and len(self.view.pids) == 1 else None
+        if self.view.pids is not None and now is None:  # from several to all
+            self._choose(None)
+        else:
+            following = cycle(pids, now)
+            self._choose(None if following is None else frozenset([following]))
+
+    def _choose(self, pids: frozenset[int] | None) -> None:
+        self._look(replace(self.view, pids=pids))
+
+    def action_window(self) -> None:
+        """Wider or narrower pieces of time."""
+        self._look(replace(self.view, cell_buckets=self.view.cell_buckets % WIDEST_CELL * 2 or 1))
+
+    def on_process_rows_act(self, message: ProcessRows.Act) -> None:
+        """A key of a row of the process tree."""
+        view, snapshot, pid = self.view, self.snapshot, message.pid
+        if snapshot is None:
+            return
+        match message.what:
+            case "mark" if pid is not None:
+                self._choose(toggled(view.pids, self._members(pid)))
+            case "family" if pid is not None:
+                self._choose(toggled(view.pids, family(snapshot, pid)))
+            case "all":
+                self._choose(None)
+            case "fold" if pid is not None:
+                self._look(replace(view, folded=toggled(view.folded, [self._parent_of(pid)]) or frozenset()))
+            case "fold_all":
+                parents = frozenset(process.ppid for process in snapshot.processes if process.ppid is not None)
+                self._look(replace(view, folded=frozenset() if view.folded else parents))
+            case "ended":
+                self._look(replace(view, hide_ended=not view.hide_ended))
+
+    def _members(self, pid: int) -> Sequence[int]:
+        """The processes that the row of this one stands for."""
+        lines = process_lines(self.snapshot, self.view) if self.snapshot else ()
+        return next((line.members for line in lines if line.row.pid == pid), (pid,))
+
+    def _parent_of(self, pid: int) -> int:
+        """The process itself if others descend from it, else its parent, so that a leaf can be folded away."""
+        rows = self.snapshot.processes if self.snapshot else ()
+        if any(row.ppid == pid for row in rows):
+            return pid
+        return next((row.ppid for row in rows if row.pid == pid and row.ppid is not None), pid)
 
     def action_unit(self) -> None:
         """Percentages or times."""
@@ -534,28 +497,25 @@ class ProfilerApp(App[None]):
         if self._typing:
             return [("enter", "Keep the filter", "keep"), ("esc", "Clear it", "clear")]
         keys = [
-            (binding.key_display or binding.key, binding.description, binding.action)
-            for binding in self.BINDINGS
-            if isinstance(binding, Binding) and binding.show and self.check_action(binding.action, ())
+            (key_of(binding), binding.description, binding.action)
+            for binding in bindings(KEYS)
+            if binding.show and self.check_action(binding.action, ())
         ]
+        if self._among_processes:
+            own = [(key_of(key), key.description, key.action) for key in bindings(ProcessRows.BINDINGS) if key.show]
+            keys[4:4] = [("enter", "Only this", "only"), *own]
         return sorted(keys, key=lambda key: key[2] != "clear")  # what ends a filter comes first
 
+    async def action_act(self, what: str) -> None:
+        """A click on a key of the processes' panels."""
+        self.query_one(f"#{self._active}", ProcessRows).action_act(what)
+
+    def action_only(self) -> None:
+        """A click on enter."""
+        self.query_one(f"#{self._active}", Table).action_choose()
+
     def _keys(self) -> dict[str, list[tuple[str, str]]]:
-        groups: dict[str, list[tuple[str, str]]] = {"Keys": []}
-        if self._replay:
-            groups["Replay"] = []
-        for binding in (*self.BINDINGS, *Table.BINDINGS):
-            if not isinstance(binding, Binding) or binding.id is None or binding.id.startswith("replay.speed_"):
-                continue
-            replay = binding.id.startswith("replay.")
-            if replay and not self._replay:
-                continue
-            key = binding.key_display or " ".join(binding.key.split(","))
-            what = self._IN_REPLAY.get(binding.id, binding.tooltip) if self._replay else binding.tooltip
-            groups["Replay" if replay else "Keys"].append((key, what))
-        if self._replay:
-            groups["Replay"].append(("1 … 9", "That many times as fast."))
-        return groups
+        return key_groups(Table.BINDINGS, ProcessRows.BINDINGS, replay=self._replay is not None)
 
     # Filter
 
@@ -566,15 +526,30 @@ class ProfilerApp(App[None]):
     def action_filter(self) -> None:
         """Type a part of a name."""
         self._typing = True
-        self._filter_input.add_class("open")
-        self._filter_input.focus()
+        self._filters_processes = self._among_processes
+        box = self._filter_input
+        box.placeholder = f"part of {'a process' if self._filters_processes else 'an operation'}'s name"
+        with box.prevent(Input.Changed):
+            box.value = self.view.process_filter if self._filters_processes else self.view.filter
+        box.add_class("open")
+        box.focus()
         self.query_one("#keys", KeyBar).update()
 
     def action_clear(self) -> None:
         """No filter."""
-        self._filter_input.value = ""
-        self._close_filter()
-        self._look(replace(self.view, filter=""))
+        with self._filter_input.prevent(Input.Changed):
+            self._filter_input.value = ""
+        if self._typing:
+            self._close_filter()
+            self._filtered("")
+        else:
+            self._look(replace(self.view, filter="", process_filter=""))
+
+    def _filtered(self, text: str) -> None:
+        if self._filters_processes:
+            self._look(replace(self.view, process_filter=text))
+        else:
+            self._look(replace(self.view, filter=text))
 
     def _close_filter(self) -> None:
         self._typing = False
@@ -584,7 +559,7 @@ class ProfilerApp(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Every letter counts."""
-        self._look(replace(self.view, filter=event.value.strip()))
+        self._filtered(event.value.strip())
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Enter."""
@@ -601,10 +576,11 @@ class ProfilerApp(App[None]):
         self.query_one("#details", Lines).update()
 
     def on_table_chosen(self, message: Table.Chosen) -> None:
-        """A chosen process is shown alone; chosen again, all are."""
+        """A chosen process is shown alone (a folded one with what is in it); chosen again, all are."""
         pid = message.table.selected
-        if message.table.id == "processes" and isinstance(pid, int):
-            self._look(replace(self.view, pid=None if self.view.pid == pid else pid))
+        if isinstance(message.table, ProcessRows) and isinstance(pid, int):
+            members = frozenset(self._members(pid))
+            self._choose(None if self.view.pids == members else members)
 
     def on_tab_strip_clicked(self, message: TabStrip.Clicked) -> None:
         """Show that panel."""

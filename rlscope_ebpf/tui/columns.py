@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 GAP = 1
@@ -21,6 +21,7 @@ class Column:
     grow: int = 0  # its part of the cells left over
     comfortable: int = 0  # optional columns (`drop` >= OPTIONAL) must leave it so much
     limit: int = 10_000  # never wider
+    scale: Callable[[int], str] | None = None  # makes a title of its width
 
 
 OPTIONAL = 10

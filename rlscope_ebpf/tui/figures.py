@@ -7,11 +7,27 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from rlscope_ebpf.live.snapshot import CallRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.snapshot import CallRow, OperationRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import UNTRACKED, Category
 from rlscope_ebpf.model.figures import NO_ACTIVITY, by_activity
 from rlscope_ebpf.model.sampling import Sampled, spread_ns
+
+
+class ProcessSort(Enum):
+    """What processes with the same parent are ordered by."""
+
+    PID = "pid"
+    TIME = "time"
+    CPU = "CPU"
+    GPU = "GPU"
+    NAME = "name"
+
+    @property
+    def next(self) -> ProcessSort:
+        """The one after it, in a circle."""
+        keys = list(ProcessSort)
+        return keys[(keys.index(self) + 1) % len(keys)]
 
 
 class SortKey(Enum):
@@ -37,11 +53,17 @@ class View:
     reverse: bool = False
     filter: str = ""
     phase: str | None = None  # None: all
-    pid: int | None = None  # None: all
+    pids: frozenset[int] | None = None  # the chosen processes; None: all
     times: bool = False  # parts as times; else as percentages
     corrected: bool | None = None  # None: corrected if the costs of this host are calibrated
     inclusive: bool = False  # with the time of nested operations
     full_bars: bool = False  # every bar in full length; else its length tells the wall time
+    process_sort: ProcessSort = ProcessSort.PID
+    process_reverse: bool = False
+    process_filter: str = ""
+    folded: frozenset[int] = frozenset()  # processes whose descendants are not shown one by one
+    hide_ended: bool = False
+    cell_buckets: int = 2  # of the timeline, one column
 
     @property
     def descending(self) -> bool:
@@ -52,9 +74,18 @@ class View:
         """Whether figures are the corrected ones."""
         return calibrated(snapshot) if self.corrected is None else self.corrected
 
+    @property
+    def processes_descending(self) -> bool:
+        """Pids and names come in their order, figures largest first, unless reversed."""
+        return (self.process_sort not in (ProcessSort.PID, ProcessSort.NAME)) != self.process_reverse
+
+    def takes_pid(self, pid: int) -> bool:
+        """Whether the process is one of the chosen."""
+        return self.pids is None or pid in self.pids
+
     def takes(self, row: OperationRow) -> bool:
-        """Whether the row belongs to the chosen process and phase."""
-        return (self.pid is None or row.pid == self.pid) and (self.phase is None or row.phase == self.phase)
+        """Whether the row belongs to a chosen process and to the chosen phase."""
+        return (self.pids is None or row.pid in self.pids) and (self.phase is None or row.phase == self.phase)
 
 
 def calibrated(snapshot: Snapshot) -> bool:
@@ -148,27 +179,37 @@ def _sum_lines(path: tuple[str, ...], lines: Iterable[OperationLine], own: Opera
     return total
 
 
+def _own_line(path: tuple[str, ...], rows: list[OperationRow], corrected: bool) -> OperationLine:
+    """The rows of a path, of however many processes and phases, added up."""
+    return OperationLine(
+        path=path,
+        guide="",
+        count=sum(row.count for row in rows),
+        open_now=sum(row.open_now for row in rows),
+        category_ns=_sums([row.corrected_ns if corrected else row.category_ns for row in rows]),
+        activity_ns=_sums([row.activity_ns for row in rows]),
+        gpu_ns=sum(row.gpu_ns for row in rows),
+        gpu_activities=sum(row.gpu_activities for row in rows),
+        queued_ns=sum(row.queued_ns for row in rows),
+        queued=sum(row.queued for row in rows),
+        sampled=tuple(row.sampled for row in rows if row.sampled.time_ns),
+        resources_ns=tuple(sum(row.resources_ns.get(name, 0) for row in rows) for name in RESOURCES),
+    )
+
+
+def _sums(columns: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Sums place by place; in C as far as can be: there are tens of processes, and tens of figures of each."""
+    return tuple(map(sum, zip(*columns, strict=True))) if len(columns) > 1 else tuple(columns[0])
+
+
 def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
     """The tree of operations in the order, and with the figures, that the view asks for."""
     corrected = view.shows_corrected(snapshot)
-    own: dict[tuple[str, ...], OperationLine] = {}
+    by_path: dict[tuple[str, ...], list[OperationRow]] = {}
     for row in snapshot.operations:
-        if not view.takes(row):
-            continue
-        times = row.corrected_ns if corrected else row.category_ns
-        line = OperationLine(
-            row.path, "", row.count, row.open_now, tuple(times), row.activity_ns, row.gpu_ns, row.gpu_activities,
-            row.queued_ns, row.queued, (row.sampled,) if row.sampled.time_ns else (),
-            tuple(row.resources_ns.get(name, 0) for name in RESOURCES),
-        )  # fmt: skip
-        before = own.get(row.path)
-        if before is not None:
-            line = replace(
-                _sum_lines(row.path, (line,), before),
-                count=before.count + line.count,
-                open_now=before.open_now + line.open_now,
-            )
-        own[row.path] = line
+        if view.takes(row):
+            by_path.setdefault(row.path, []).append(row)
+    own = {path: _own_line(path, rows, corrected) for path, rows in by_path.items()}
     total = _sum_lines((), own.values(), None).category_ns
 
     # Not recursive: operations may nest in themselves as deep as the target's own recursion.
@@ -249,12 +290,15 @@ class TransitionLine:
 
 
 def steps_of(snapshot: Snapshot, view: View) -> int:
-    """Progress reports of the chosen processes."""
-    return sum(process.steps for process in snapshot.processes if view.pid is None or process.pid == view.pid)
+    """Progress reports of the chosen processes, all together."""
+    return sum(process.steps for process in snapshot.processes if view.takes_pid(process.pid))
 
 
-def transition_lines(snapshot: Snapshot, view: View) -> tuple[TransitionLine, ...]:
-    """Per operation (in the order of the operations) its own line, then one line per kind, most frequent first."""
+def transition_lines(snapshot: Snapshot, view: View, table: OperationTable | None = None) -> tuple[TransitionLine, ...]:
+    """Per operation (in the order of the operations) its own line, then one line per kind, most frequent first.
+
+    `table` saves making it again.
+    """
     counts: dict[tuple[str, ...], dict[str, int]] = {}
     for row in snapshot.operations:
         if view.takes(row):
@@ -264,7 +308,7 @@ def transition_lines(snapshot: Snapshot, view: View) -> tuple[TransitionLine, ..
     # Steps are counted per process, not per phase: a phase's transitions per step of all phases would mislead.
     steps = steps_of(snapshot, view) if view.phase is None else 0
     lines: list[TransitionLine] = []
-    for operation in operation_table(snapshot, view).lines:
+    for operation in (table or operation_table(snapshot, view)).lines:
         found = {kind: number for kind, number in counts.get(operation.path, {}).items() if number}
         if not found or not operation.matches:
             continue
@@ -279,7 +323,7 @@ _Row = TypeVar("_Row")
 
 def call_lines(calls: Sequence[CallRow], view: View) -> tuple[CallRow, ...]:
     """Calls of the chosen process in the view's order. Calls of different processes stay apart: so do percentiles."""
-    rows = [row for row in calls if view.pid is None or row.pid == view.pid]
+    rows = [row for row in calls if view.takes_pid(row.pid)]
     rows.sort(key=lambda row: (row.name.casefold(), row.pid), reverse=_name_reversed(view))
 
     def key(row: CallRow) -> float:
@@ -288,43 +332,6 @@ def call_lines(calls: Sequence[CallRow], view: View) -> tuple[CallRow, ...]:
         return row.total_ns if view.sort is SortKey.WALL else row.total_ns / row.count if row.count else 0.0
 
     return tuple(rows if view.sort is SortKey.NAME else sorted(rows, key=key, reverse=view.descending))
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessLine:
-    """One process of the tree."""
-
-    row: ProcessRow
-    guide: str
-    wall_ns: int  # of its threads, all phases
-
-
-def process_lines(snapshot: Snapshot, view: View) -> tuple[ProcessLine, ...]:
-    """All processes as a tree, children under their parents, by pid."""
-    corrected = view.shows_corrected(snapshot)
-    wall: dict[int, int] = {}
-    for operation in snapshot.operations:
-        times = operation.corrected_ns if corrected else operation.category_ns
-        wall[operation.pid] = wall.get(operation.pid, 0) + sum(times)
-    known = {process.pid for process in snapshot.processes}
-    children: dict[int | None, list[ProcessRow]] = {}
-    for process in sorted(snapshot.processes, key=lambda process: process.pid):
-        parent = process.ppid if process.ppid in known and process.ppid != process.pid else None
-        children.setdefault(parent, []).append(process)
-    lines: list[ProcessLine] = []
-
-    def walk(parent: int | None, indent: str) -> None:
-        siblings = children.get(parent, [])
-        for process in siblings:
-            last = process is siblings[-1]
-            guide = "" if parent is None else indent + ("└ " if last else "├ ")
-            lines.append(ProcessLine(process, guide, wall.get(process.pid, 0)))
-            walk(process.pid, "" if parent is None else indent + ("  " if last else "│ "))
-
-    walk(None, "")
-    seen = {line.row.pid for line in lines}  # a reused pid can make a circle of parents, which has no top
-    lines += [ProcessLine(row, "", wall.get(row.pid, 0)) for row in snapshot.processes if row.pid not in seen]
-    return tuple(lines)
 
 
 def cycle(options: Sequence[_Row], current: _Row | None) -> _Row | None:

@@ -43,6 +43,12 @@ _WORDS = {
     "counts is the last moment)",
     "raw / corrected": "with / without the estimated cost of the probes (key c); the same while not calibrated",
     "≈": "told by samples, not by probes; the line of the chosen operation says by how many points it may be off",
+    "CPU, GPU of processes": "time that its threads ran, and that a GPU worked for it, of the time for which it is "
+    "known; ▸ stands for all that is folded into it",
+    "SINCE": "profiling of the process began so long after the session did",
+    "Timeline": "what most of a moment's busy time was: running, waiting for a CPU, or in a call of a library; several "
+    "rows of one process are a stack. ▄ busy for less than half of it, ╌ not at all. [ it came, ] it ended",
+    "≥": "at least: probes had been taken off, and what they would have counted is missing",
     "PER CALL, PER STEP": "transitions per instance of the operation, per reported step of the training loop",
 }
 

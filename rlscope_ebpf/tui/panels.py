@@ -1,4 +1,4 @@
-"""The four tables: their columns and how a row of figures becomes a row of cells."""
+"""The tables of figures: their columns and how a row of figures becomes a row of cells."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.figures import ACTIVITIES, by_activity
 from rlscope_ebpf.tui.bars import meter, stacked_bar
+from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, figure, meter_cell, named, share
 from rlscope_ebpf.tui.columns import OPTIONAL, Column
 from rlscope_ebpf.tui.figures import (
     OperationLine,
@@ -17,11 +18,9 @@ from rlscope_ebpf.tui.figures import (
     TransitionLine,
     View,
     call_lines,
-    operation_table,
-    process_lines,
     transition_lines,
 )
-from rlscope_ebpf.tui.spans import Line, Span, cut
+from rlscope_ebpf.tui.spans import Line, Span
 from rlscope_ebpf.tui.table import Row, Table
 
 _SORTED_COLUMN = {SortKey.WALL: "wall", SortKey.COUNT: "count", SortKey.MEAN: "mean", SortKey.NAME: "name"}
@@ -36,26 +35,6 @@ _CATEGORY_TITLES = {
 
 def _mark(view: View) -> str:
     return "▼" if view.descending else "▲"
-
-
-def _figure(text: str, role: str = "text") -> Line:
-    """A figure; its unit, after the last space, is dimmer."""
-    number, space, unit = text.rpartition(" ")
-    return [Span(number, role), Span(space + unit, "dim")] if space else [Span(text, role)]
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole > 0 else 0.0
-
-
-def _named(guide: str, name: str, role: str = "strong") -> Callable[[int], Line]:
-    """A name behind its tree lines. Where both do not fit the tree lines give way to "…"."""
-
-    def make(width: int) -> Line:
-        lines = guide if len(guide) <= max(2, width - 10) else "…" + guide[-2:]
-        return [Span(lines, "faint"), Span(cut(name, max(0, width - len(lines))), role)]
-
-    return make
 
 
 class OperationsPanel(Table):
@@ -89,50 +68,40 @@ class OperationsPanel(Table):
         self.show(columns, rows, sorted_by="" if other else _SORTED_COLUMN[view.sort], mark=_mark(view))
 
     @staticmethod
-    def _cells(
-        line: OperationLine, view: View, total_ns: int, longest_ns: int, present: Sequence[Category]
-    ) -> dict[str, Line | Callable[[int], Line]]:
+    def _cells(line: OperationLine, view: View, total_ns: int, longest_ns: int, present: Sequence[Category]) -> Cells:
         wall = line.wall_ns
         labels = [
-            fmt.duration(ns).replace(" ", "") if view.times else f"{_share(ns, wall) * 100:.0f}%"
+            fmt.duration(ns).replace(" ", "") if view.times else f"{share(ns, wall) * 100:.0f}%"
             for ns in line.category_ns
         ]
 
         def bar(width: int) -> Line:
-            length = width if view.full_bars else round(_share(wall, longest_ns) * width)
+            length = width if view.full_bars else round(share(wall, longest_ns) * width)
             return stacked_bar(line.category_ns, max(1, length) if wall else 0, labels)
 
-        figure = "text" if line.matches else "dim"
+        ink = "text" if line.matches else "dim"
         name = "dim" if not line.matches or not line.path else "strong"
         # Never attached to an instance: the untracked time has none.
         counted = bool(line.path) and line.count > 0
-        cells: dict[str, Line | Callable[[int], Line]] = {
-            "name": _named(line.guide, line.name, name),
+        cells: Cells = {
+            "name": named(line.guide, line.name, name),
             "bar": bar,
-            "gpu": _figure(fmt.duration(line.gpu_ns), figure) if line.gpu_ns else [Span("-", "faint")],
+            "gpu": figure(fmt.duration(line.gpu_ns), ink) if line.gpu_ns else NOTHING,
             "cpu": (
-                _figure(fmt.percent(_share(line.activities_ns["running"], sum(line.activity_ns))), figure)
+                figure(fmt.percent(share(line.activities_ns["running"], sum(line.activity_ns))), ink)
                 if any(line.activity_ns)
-                else [Span("-", "faint")]
+                else NOTHING
             ),
-            "wall": _figure(fmt.duration(wall), figure),
-            "share": _figure(fmt.percent(_share(wall, total_ns)), figure),
-            "count": _figure(fmt.count(line.count), figure) if counted else [Span("-", "faint")],
-            "mean": _figure(fmt.duration(line.mean_ns), figure) if counted else [Span("-", "faint")],
+            "wall": figure(fmt.duration(wall), ink),
+            "share": figure(fmt.percent(share(wall, total_ns)), ink),
+            "count": figure(fmt.count(line.count), ink) if counted else NOTHING,
+            "mean": figure(fmt.duration(line.mean_ns), ink) if counted else NOTHING,
         }
         for category in present:
             ns = line.category_ns[category]
-            text = fmt.about(fmt.duration(ns) if view.times else fmt.percent(_share(ns, wall)), bool(line.sampled))
-            cells[f"category-{category.name}"] = _figure(text, f"ink-{category.name}") if ns else [Span("-", "faint")]
+            text = fmt.about(fmt.duration(ns) if view.times else fmt.percent(share(ns, wall)), bool(line.sampled))
+            cells[f"category-{category.name}"] = figure(text, f"ink-{category.name}") if ns else NOTHING
         return cells
-
-
-class FiguresPanel(Table):
-    """A table that a snapshot and a view fill."""
-
-    def fill(self, snapshot: Snapshot, view: View) -> None:
-        """Show the figures."""
-        raise NotImplementedError
 
 
 _ACTIVITY_TITLES = {
@@ -150,9 +119,9 @@ _ACTIVITY_TITLES = {
 class WaitsPanel(FiguresPanel):
     """What threads were doing in each operation, and in each category of its time."""
 
-    def fill(self, snapshot: Snapshot, view: View) -> None:
+    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures."""
-        lines = [line for line in operation_table(snapshot, view).lines if any(line.activity_ns)]
+        lines = [line for line in table.lines if any(line.activity_ns)]
         columns = [
             Column("name", "OPERATION / CATEGORY", 20, right=False, grow=1, limit=60),
             Column("time", "TIME", 8, drop=1),
@@ -161,63 +130,68 @@ class WaitsPanel(FiguresPanel):
         ]  # fmt: skip
         rows = []
         for line in lines:
-            name = _named(line.guide, line.name, "strong" if line.path else "dim")
+            name = named(line.guide, line.name, "strong" if line.path else "dim")
             rows.append(Row((line.path, None), self._cells(name, line.activities_ns, view)))
             for category in Category:
                 parts = by_activity(line.activity_ns, category)
                 if any(parts.values()) and sum(parts.values()) < sum(line.activity_ns):
                     label = fmt.CATEGORY_LABELS[category]
                     indent = " " * (len(line.guide) + 2)
-                    named = _named(indent, label, f"ink-{category.name}")
-                    rows.append(Row((line.path, category), self._cells(named, parts, view)))
+                    name = named(indent, label, f"ink-{category.name}")
+                    rows.append(Row((line.path, category), self._cells(name, parts, view)))
         self.show(columns, rows)
 
     @staticmethod
-    def _cells(
-        name: Callable[[int], Line], parts: dict[str, int], view: View
-    ) -> dict[str, Line | Callable[[int], Line]]:
+    def _cells(name: Callable[[int], Line], parts: dict[str, int], view: View) -> Cells:
         of_ns = sum(parts.values())
-        cells: dict[str, Line | Callable[[int], Line]] = {"name": name, "time": _figure(fmt.duration(of_ns))}
+        cells: Cells = {"name": name, "time": figure(fmt.duration(of_ns))}
         for activity, ns in parts.items():
-            text = fmt.duration(ns) if view.times else fmt.percent(_share(ns, of_ns))
-            cells[activity] = _figure(text) if ns else [Span("-", "faint")]
+            text = fmt.duration(ns) if view.times else fmt.percent(share(ns, of_ns))
+            cells[activity] = figure(text) if ns else NOTHING
         return cells
 
 
 class TransitionsPanel(FiguresPanel):
     """How often control passes between languages and libraries."""
 
-    def fill(self, snapshot: Snapshot, view: View) -> None:
+    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures."""
-        lines = transition_lines(snapshot, view)
+        lines = transition_lines(snapshot, view, table)
         columns = [
             Column("name", "OPERATION / TRANSITION", 26, right=False, grow=1, limit=60),
-            Column("count", "COUNT", 8),
+            Column("count", "COUNT", 9),
             Column("instance", "PER CALL", 9),
             *([Column("step", "PER STEP", 9)] if any(line.steps for line in lines) else []),
             Column("bar", "SHARE", 12, right=False, drop=1, grow=1, limit=40),
         ]
         totals = {line.path: line.count for line in lines if not line.kind}
-        self.show(columns, [Row((line.path, line.kind), self._cells(line, totals[line.path])) for line in lines])
+        least = "≥" if snapshot.counters.probes_shed else ""
+        rows = [Row((line.path, line.kind), self._cells(line, totals[line.path], least)) for line in lines]
+        if not lines:
+            rows = [Row(text=[]), Row(text=[Span("No call from one category into another so far.", "dim")])]
+        elif least:
+            rows += [Row(text=[]), Row(text=[Span("≥ at least: calls whose probes were taken off are missing", "dim")])]
+        self.show(columns, rows)
 
     @staticmethod
-    def _cells(line: TransitionLine, total: int) -> dict[str, Line | Callable[[int], Line]]:
+    def _cells(line: TransitionLine, total: int, least: str) -> Cells:
+        """`least`: what stands before figures that are lower bounds."""
         top = not line.kind
 
         def per(value: float | None) -> Line:
-            return [Span("-", "faint")] if value is None else _figure(_mean_count(value), "dim" if top else "text")
+            return NOTHING if value is None else figure(least + _mean_count(value), "dim" if top else "text")
 
         def bar(width: int) -> Line:
-            text = fmt.percent(_share(line.count, total)).rjust(7)
-            return [*meter(_share(line.count, total), max(0, width - len(text))), Span(text, "dim")]
+            text = fmt.percent(share(line.count, total)).rjust(7)
+            return [*meter(share(line.count, total), max(0, width - len(text))), Span(text, "dim")]
 
         if not top:
             name: Callable[[int], Line] = _arrow(line.kind)
         else:
-            name = _named("", fmt.path(line.path), "strong" if line.path else "dim")
+            name = named("", fmt.path(line.path), "strong" if line.path else "dim")
         return {
             "name": name,
-            "count": _figure(fmt.count(line.count), "dim" if top else "text"),
+            "count": figure(least + fmt.count(line.count), "dim" if top else "text"),
             "instance": per(line.per_instance),
             "step": per(line.per_step),
             "bar": [] if top else bar,
@@ -245,7 +219,7 @@ class CallsPanel(FiguresPanel):
 
     with_gpu = True
 
-    def fill(self, snapshot: Snapshot, view: View) -> None:
+    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures."""
         calls = call_lines(snapshot.cuda_calls, view)
         kernels = call_lines(snapshot.gpu_kernels, view) if self.with_gpu else ()
@@ -266,11 +240,11 @@ class CallsPanel(FiguresPanel):
 class GpuPanel(FiguresPanel):
     """What ran on the GPU: kernels, copies, and how busy each device was."""
 
-    def fill(self, snapshot: Snapshot, view: View) -> None:
+    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures."""
         kernels = call_lines(snapshot.gpu_kernels, view)
-        copies = [copy for copy in snapshot.gpu_copies if view.pid is None or copy.pid == view.pid]
-        devices = [device for device in snapshot.gpu_devices if view.pid is None or device.pid == view.pid]
+        copies = [copy for copy in snapshot.gpu_copies if view.takes_pid(copy.pid)]
+        devices = [device for device in snapshot.gpu_devices if view.takes_pid(device.pid)]
         pids = {*(row.pid for row in kernels), *(copy.pid for copy in copies), *(device.pid for device in devices)}
         rows = _call_rows("kernel", kernels)
         total = sum(copy.total_ns for copy in copies)
@@ -304,15 +278,15 @@ def _call_rows(kind: str, calls: Sequence[CallRow]) -> list[Row]:
         Row(
             (kind, call.pid, call.name),
             {
-                "name": _named("", fmt.printable(fmt.kernel(call.name) if kind == "kernel" else call.name)),
+                "name": named("", fmt.printable(fmt.kernel(call.name) if kind == "kernel" else call.name)),
                 "pid": [Span(str(call.pid), "dim")],
-                "bar": _meter_cell(_share(call.total_ns, total)),
-                "share": _figure(fmt.percent(_share(call.total_ns, total))),
-                "wall": _figure(fmt.duration(call.total_ns)),
-                "count": _figure(fmt.count(call.count)),
-                "mean": _figure(fmt.duration(call.total_ns / call.count if call.count else 0)),
-                "p50": _figure(fmt.duration(call.p50_ns)),
-                "p99": _figure(fmt.duration(call.p99_ns)),
+                "bar": meter_cell(share(call.total_ns, total)),
+                "share": figure(fmt.percent(share(call.total_ns, total))),
+                "wall": figure(fmt.duration(call.total_ns)),
+                "count": figure(fmt.count(call.count)),
+                "mean": figure(fmt.duration(call.total_ns / call.count if call.count else 0)),
+                "p50": figure(fmt.duration(call.p50_ns)),
+                "p99": figure(fmt.duration(call.p99_ns)),
             },
         )
         for call in calls
@@ -325,11 +299,11 @@ def _copy_row(copy: CopyRow, total_ns: int) -> Row:
         {
             "name": [Span(fmt.direction(copy.direction), "strong"), Span(f"  {fmt.size(copy.bytes)}", "dim")],
             "pid": [Span(str(copy.pid), "dim")],
-            "bar": _meter_cell(_share(copy.total_ns, total_ns)),
-            "share": _figure(fmt.percent(_share(copy.total_ns, total_ns))),
-            "wall": _figure(fmt.duration(copy.total_ns)),
-            "count": _figure(fmt.count(copy.count)),
-            "mean": _figure(fmt.duration(copy.total_ns / copy.count if copy.count else 0)),
+            "bar": meter_cell(share(copy.total_ns, total_ns)),
+            "share": figure(fmt.percent(share(copy.total_ns, total_ns))),
+            "wall": figure(fmt.duration(copy.total_ns)),
+            "count": figure(fmt.count(copy.count)),
+            "mean": figure(fmt.duration(copy.total_ns / copy.count if copy.count else 0)),
         },
     )
 
@@ -337,74 +311,15 @@ def _copy_row(copy: CopyRow, total_ns: int) -> Row:
 def _device_row(device: DeviceRow, snapshot: Snapshot) -> Row:
     """A device's share is of its process's time."""
     process = next((process for process in snapshot.processes if process.pid == device.pid), None)
-    share = _share(device.busy_ns, process.end_ns - process.start_ns if process else snapshot.elapsed_ns)
+    part = share(device.busy_ns, process.end_ns - process.start_ns if process else snapshot.elapsed_ns)
     reported = [] if device.reported is None else [Span(f" NVML {fmt.percent(device.reported)}", "dim")]
     return Row(
         ("device", device.pid, device.index),
         {
             "name": [Span(f"device {device.index}", "strong"), *reported],
             "pid": [Span(str(device.pid), "dim")],
-            "bar": _meter_cell(share),
-            "share": _figure(fmt.percent(share)),
-            "wall": _figure(fmt.duration(device.busy_ns)),
+            "bar": meter_cell(part),
+            "share": figure(fmt.percent(part)),
+            "wall": figure(fmt.duration(device.busy_ns)),
         },
     )
-
-
-def _meter_cell(fraction: float) -> Callable[[int], Line]:
-    return lambda width: meter(fraction, width)
-
-
-class ProcessesPanel(FiguresPanel):
-    """Every process of the session."""
-
-    def fill(self, snapshot: Snapshot, view: View) -> None:
-        """Show the figures."""
-        lines = process_lines(snapshot, view)
-        columns = [
-            Column("pid", "PID", 9),
-            Column("name", "PROCESS", 12, right=False, grow=2, limit=32),
-            Column("state", "STATE", 7, right=False),
-            Column("threads", "THREADS", 7, drop=3),
-            Column("phase", "PHASE", 10, right=False, drop=1, grow=1, limit=24),
-            Column("step", "STEP", 11, grow=1, limit=22),
-            Column("done", "DONE", 7, drop=4),
-            Column("wall", "TIME", 8),
-            Column("command", "COMMAND", 20, right=False, drop=OPTIONAL, grow=3),
-        ]
-        rows = []
-        for line in lines:
-            process = line.row
-            chosen = view.pid == process.pid
-            step = f"{process.step:,}" if process.steps else ""
-            if process.steps and process.total_steps:
-                step += f" of {process.total_steps:,}"
-            compact = f"{fmt.count(process.step)}/{fmt.count(process.total_steps)}".replace(" ", "")
-            rows.append(
-                Row(
-                    process.pid,
-                    {
-                        "pid": [Span("▸ " if chosen else "", "key"), Span(str(process.pid), "text")],
-                        "name": _named(line.guide, fmt.printable(process.name)),
-                        "state": [Span("running", "good") if process.alive else Span("exited", "dim")],
-                        "threads": _figure(str(process.threads)),
-                        "phase": [Span(fmt.printable(process.phase), "text")],
-                        "step": _step_cell(step, compact if process.total_steps else step),
-                        "done": (
-                            _figure(fmt.percent(_share(process.step, process.total_steps)))
-                            if process.total_steps
-                            else [Span("-", "faint")]
-                        ),
-                        "wall": _figure(fmt.duration(line.wall_ns)),
-                        "command": [Span(fmt.printable(" ".join(process.command)), "dim")],
-                    },
-                )
-            )
-        if len(lines) > 1:
-            what = "enter shows the figures of all processes" if view.pid else "enter shows the figures of one alone"
-            rows += [Row(text=[]), Row(text=[Span(what, "dim")])]
-        self.show(columns, rows)
-
-
-def _step_cell(long: str, short: str) -> Callable[[int], Line]:
-    return lambda width: [Span(long if len(long) <= width else short, "text")] if long else [Span("-", "faint")]

@@ -205,7 +205,8 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
             if number:
                 line.append(Span(" " * GAP))
             chosen = column.key == self._sorted and self._mark
-            title = f"{column.title}{self._mark}" if chosen else column.title
+            title = column.title if column.scale is None else column.scale(cells)
+            title = f"{title}{self._mark}" if chosen else title
             line += fitted([Span(title, "sorted" if chosen else "heading")], cells, right=column.right)
         return line
 
@@ -260,6 +261,8 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
             return
         index = place.y - 1 + int(self.scroll_offset.y)
         if index < len(self._rows) and self._rows[index].key is not None:
+            if self.pressed(self._rows[index], *self._column_at(place.x), with_control=event.ctrl):
+                return
             if self._rows[index].key == self._cursor:
                 self.action_choose()
                 return
@@ -267,6 +270,18 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
             self._cursor = self._rows[index].key
             self.post_message(self.Selected(self))
             self.refresh()
+
+    def pressed(self, row: Row, column: str, place: int, *, with_control: bool) -> bool:
+        """Whether a click into a column ("": beside all), `place` cells from its left, means something of its own."""
+        return False
+
+    def _column_at(self, x: int) -> tuple[str, int]:
+        left = 1
+        for column, cells in self.columns_shown():
+            if left <= x < left + cells:
+                return column.key, x - left
+            left += cells + GAP
+        return "", 0
 
     def watch_has_focus(self, _has_focus: bool) -> None:
         """The selection looks different in focus."""

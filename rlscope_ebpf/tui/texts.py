@@ -58,8 +58,8 @@ def header(
     who: Line = [Span(title, "key"), Span("  ")]
     if process is not None:
         who += [Span(fmt.printable(process.name), "strong"), Span(f"  pid {process.pid}", "text")]
-    others = len(snapshot.processes) - 1
-    if others > 0 and view.pid is None:
+    others = (len(snapshot.processes) if view.pids is None else len(view.pids)) - 1
+    if others > 0:
         who.append(Span(f"  and {fmt.plural(others, 'more process', 'more processes')}", "dim"))
     lines = [_spread(who, clock, width)]
     if process is not None and process.command:
@@ -78,7 +78,7 @@ def header(
 
 
 def _shown_process(snapshot: Snapshot, view: View) -> ProcessRow | None:
-    chosen = [process for process in snapshot.processes if process.pid == view.pid]
+    chosen = [process for process in snapshot.processes if view.takes_pid(process.pid)]
     return next(iter(chosen or snapshot.processes), None)
 
 
@@ -159,18 +159,37 @@ def legend(table: OperationTable | None, view: View, width: int) -> list[Line]:
     return flow(items, width, _BAR, lines=2)
 
 
-def choices(snapshot: Snapshot | None, view: View, width: int) -> list[Line]:
-    """What is shown and in which order, as far as keys can change it."""
+def choices(snapshot: Snapshot | None, view: View, width: int, *, processes: bool = False) -> list[Line]:
+    """What is shown and in which order, as far as keys can change it; `processes`: they are about these."""
+    order, descending = view.sort.value, view.descending
+    if processes:
+        order, descending = view.process_sort.value, view.processes_descending
     items: list[Line] = [
-        [Span("sort ", "dim"), Span(f"{view.sort.value} {'▼' if view.descending else '▲'}", "text")],
+        [Span("sort ", "dim"), Span(f"{order} {'▼' if descending else '▲'}", "text")],
         [Span("phase ", "dim"), _chosen("all" if view.phase is None else fmt.printable(view.phase), view.phase)],
-        [Span("process ", "dim"), _chosen("all" if view.pid is None else str(view.pid), view.pid)],
+        _processes_shown(snapshot, view),
         [Span(_correction(snapshot, view), "text" if view.corrected is None else "key")],
         [Span("with nested" if view.inclusive else "self time", "key" if view.inclusive else "text")],
     ]
     if view.filter:
         items.insert(0, [Span("filter ", "dim"), Span(f"“{cut(fmt.printable(view.filter), 24)}”", "warning")])
+    if view.process_filter:
+        text = cut(fmt.printable(view.process_filter), 24)
+        items.insert(0, [Span("only processes ", "dim"), Span(f"“{text}”", "warning")])
+    if view.hide_ended:
+        items.insert(0, [Span("ended ones hidden", "key")])
     return flow(items, width, _DOT, lines=1)
+
+
+def _processes_shown(snapshot: Snapshot | None, view: View) -> Line:
+    """All, one by name, or how many of how many."""
+    if view.pids is None:
+        return [Span("process ", "dim"), Span("all", "text")]
+    rows = snapshot.processes if snapshot else ()
+    if len(view.pids) > 1:
+        return [Span("processes ", "dim"), Span(f"{len(view.pids)} of {len(rows)}", "key")]
+    name = next((f" {fmt.printable(process.name)}" for process in rows if process.pid in view.pids), "")
+    return [Span("process ", "dim"), Span(f"{min(view.pids)}{cut(name, 20)}", "key")]
 
 
 def _correction(snapshot: Snapshot | None, view: View) -> str:
@@ -188,8 +207,6 @@ def tabs(titles: Sequence[str], active: int) -> Line:
     """The names of the panels."""
     line: Line = []
     for number, title in enumerate(titles):
-        if number:
-            line.append(Span(" ", "faint"))
         line.append(Span(f" {title} ", "tab-active" if number == active else "tab"))
     return line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -64,6 +64,7 @@ rows_of = st.lists(
 )  # fmt: skip
 
 
+@settings(max_examples=60, deadline=None)
 @given(rows_of, st.integers(0, 29))
 def test_time_is_in_the_bucket_in_which_it_passed(
     rows: list[tuple[int, int, int, Category, ThreadState]], cut: int

@@ -25,6 +25,7 @@ from rlscope_ebpf.model.tables import Counters, ImportantNotice
 from rlscope_ebpf.tui.app import SPEED_LIMITS, THEMES, ProfilerApp, SnapshotReady
 from rlscope_ebpf.tui.figures import SortKey
 from rlscope_ebpf.tui.help import TextScreen
+from rlscope_ebpf.tui.keys import IN_REPLAY
 from rlscope_ebpf.tui.screenshot import settled
 from rlscope_ebpf.tui.table import Table
 
@@ -250,17 +251,18 @@ async def test_processes() -> None:
     async with shown(fakes.FakeSource(fakes.several())) as (app, pilot):
         assert "and 2 more processes" in text_of(app, "#header")
         await pilot.press("P", "P")
-        assert app.view.pid == 4250
+        assert app.view.pids == {4250}
         assert names(app) == ["rollout", "simulation"]
         assert "worker-0  pid 4250" in text_of(app, "#header")
+        assert "process 4250 worker-0" in text_of(app, "#choices")
         await pilot.press("P", "P")
-        assert app.view.pid is None
-        await pilot.press("shift+tab", "shift+tab", "down", "enter")
+        assert app.view.pids is None
+        await pilot.press(*["tab"] * 4, "down", "enter")
         assert app.active_panel == "processes"
-        assert app.view.pid == 4250
-        assert "▸ 4250" in text_of(app, "#processes")
+        assert app.view.pids == {4250}
+        assert "● worker-0" in text_of(app, "#processes")
         await pilot.press("enter")
-        assert app.view.pid is None
+        assert app.view.pids is None
 
 
 async def test_unit() -> None:
@@ -329,13 +331,13 @@ async def test_bars() -> None:
 async def test_panels() -> None:
     async with shown(fakes.FakeSource(fakes.several())) as (app, pilot):
         seen = []
-        for _ in range(6):
+        for _ in range(7):
             table = app.query_one(f"#{app.active_panel}", Table)
             assert table.has_focus
             assert [other.id for other in app.query(Table) if other.display] == [table.id]
             seen.append(app.active_panel)
             await pilot.press("tab")
-        assert seen == ["operations", "transitions", "calls", "gpu", "processes", "waits"]
+        assert seen == ["operations", "transitions", "calls", "gpu", "processes", "timeline", "waits"]
         assert app.active_panel == "operations"
         await pilot.press("shift+tab")
         assert app.active_panel == "waits"
@@ -428,7 +430,7 @@ async def test_help_opens_and_closes(key: str) -> None:
     async with shown(fakes.FakeSource(fakes.running())) as (app, pilot):
         await pilot.press("question_mark")
         assert isinstance(app.screen, TextScreen)
-        assert "Order by total time (with nested), count, mean or name." in text_of(app)
+        assert "Freeze the figures; profiling goes on." in text_of(app)
         await pilot.press(key)
         assert len(app.screen_stack) == 1
         assert app.is_running
@@ -440,11 +442,11 @@ async def test_help_that_does_not_fit_scrolls(down: str) -> None:
         await pilot.press("question_mark")
         assert "PER CALL, PER STEP" not in text_of(app)
         assert "pgdn scroll" in text_of(app)
-        for _ in range(60):
+        for _ in range(120):
             await pilot.press(down)
         await settled(app, pilot)
         assert "PER CALL, PER STEP" in text_of(app)
-    async with shown(fakes.FakeSource(fakes.running()), (160, 66)) as (app, pilot):
+    async with shown(fakes.FakeSource(fakes.running()), (160, 96)) as (app, pilot):
         await pilot.press("question_mark")
         assert "PER CALL, PER STEP" in text_of(app)
         assert "scroll" not in text_of(app)
@@ -479,7 +481,7 @@ async def test_help_knows_every_key() -> None:
             assert binding.id, binding  # type: ignore[union-attr]
             assert binding.tooltip, binding  # type: ignore[union-attr]
             if not binding.id.startswith("replay.speed_"):  # type: ignore[union-attr]
-                expected = app._IN_REPLAY.get(binding.id, binding.tooltip)  # type: ignore[union-attr, arg-type]
+                expected = IN_REPLAY.get(binding.id, binding.tooltip)  # type: ignore[union-attr, arg-type]
                 assert expected in described
         assert "Replay" in keys
 
@@ -707,7 +709,7 @@ async def test_the_gpu_has_a_panel_where_it_is_used() -> None:
     async with shown(source) as (app, pilot):
         assert "gpu" not in app.panels
         assert "GPU  " not in text_of(app).splitlines()[4]
-        for name in ("transitions", "calls", "processes", "waits", "operations"):
+        for name in ("transitions", "calls", "processes", "timeline", "waits", "operations"):
             await pilot.press("tab")
             assert app.active_panel == name
         source.current = fakes.on_gpu()
@@ -760,7 +762,10 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], tuple[str, ...], tuple[tuple[i
     "calls": (fakes.several, ("z", "tab", "tab"), (SMALL, LARGE)),
     "gpu": (fakes.on_gpu, ("z", "tab", "tab", "tab"), (SMALL, LARGE)),
     "gpu-operations": (fakes.on_gpu, ("down",), (SMALL, LARGE)),
-    "processes": (fakes.several, ("z", "shift+tab", "shift+tab"), (SMALL, LARGE)),
+    "processes": (fakes.family, ("z", *["tab"] * 4, "down", "x", "down", "x"), (SMALL, LARGE)),
+    "timeline": (fakes.family, ("z", *["tab"] * 5), (SMALL, LARGE)),
+    "timeline-of-two": (fakes.several, ("z", *["tab"] * 5), (SMALL,)),
+    "family": (fakes.family, (), ((120, 36), (200, 60))),
     "waits": (fakes.running, ("z", "shift+tab"), (SMALL, LARGE)),
     "several": (fakes.several, (), (LARGE,)),
     "nested": (fakes.running, ("i", "u", "b"), (SMALL, LARGE)),

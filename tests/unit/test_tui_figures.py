@@ -25,7 +25,6 @@ from rlscope_ebpf.tui.figures import (
     call_lines,
     cycle,
     operation_table,
-    process_lines,
     transition_lines,
 )
 from rlscope_ebpf.tui.palette import Palette, _contrast
@@ -52,9 +51,9 @@ def test_rows_of_phases_and_processes_add_up() -> None:
     (line,) = operation_table(fakes.running(operations=rows), View()).lines
     assert (line.count, line.open_now, line.wall_ns, line.gpu_ns) == (5, 1, 13 * MS, 4 * MS)
     assert line.mean_ns == 13 * MS / 5
-    (line,) = operation_table(fakes.running(operations=rows), View(pid=1)).lines
+    (line,) = operation_table(fakes.running(operations=rows), View(pids=frozenset([1]))).lines
     assert line.wall_ns == 8 * MS
-    assert operation_table(fakes.running(operations=rows), View(pid=1, phase="one")).lines == ()
+    assert operation_table(fakes.running(operations=rows), View(pids=frozenset([1]), phase="one")).lines == ()
 
 
 def test_a_parent_that_has_no_row_is_there_all_the_same() -> None:
@@ -111,13 +110,6 @@ def test_calls_in_every_order(sort: SortKey, reverse: bool) -> None:
     ]  # fmt: skip
     assert keys == sorted(keys, reverse=view.descending)  # type: ignore[type-var]
     assert len(rows) == len(fakes.CALLS)
-
-
-def test_processes_whose_parents_form_a_circle() -> None:
-    one, two = replace(fakes.TRAINER, pid=1, ppid=2), replace(fakes.TRAINER, pid=2, ppid=1)
-    itself = replace(fakes.TRAINER, pid=3, ppid=3)
-    lines = process_lines(fakes.running(processes=(one, two, itself)), View())
-    assert sorted(line.row.pid for line in lines) == [1, 2, 3]
 
 
 def test_cycle() -> None:

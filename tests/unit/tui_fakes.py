@@ -6,7 +6,11 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.timeline import BUCKET_NS, Timeline
+from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.figures import ACTIVITIES
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
@@ -157,6 +161,54 @@ def lossy() -> Snapshot:
     )
 
 
+def timeline(processes: tuple[ProcessRow, ...], now_ns: int = 142 * S, gpu: bool = False) -> Timeline:
+    """A minute in which every process does one thing after the other, and the later ones less than the first."""
+    buckets = 240
+    busy_ns = np.zeros((len(processes), buckets, len(Category)), np.int64)
+    gpu_ns = np.zeros((len(processes), buckets), np.int64)
+    number = np.arange(buckets)
+    at_ns = now_ns - (buckets - number) * BUCKET_NS
+    for place, process in enumerate(processes):
+        there = (at_ns >= process.start_ns) & (at_ns < process.end_ns)
+        what = (number + 7 * place) // 20 % len(Category)
+        part = BUCKET_NS // (1 + place % 4)
+        busy_ns[place, number[there], what[there]] = part * 3 // 4
+        busy_ns[place, there, Category.PYTHON] += part // 5
+        if gpu and place == 0:
+            gpu_ns[place, there] = BUCKET_NS * (number[there] % 9) // 8
+    return Timeline(BUCKET_NS, now_ns // BUCKET_NS * BUCKET_NS, tuple(row.pid for row in processes), busy_ns, gpu_ns)
+
+
+def family(workers: int = 64) -> Snapshot:
+    """A trainer, helpers, and many workers, of which some came late and some have ended, one way or another."""
+    trainer = replace(TRAINER, gpu_ns=4 * S)
+    rollout = replace(WORKER, pid=4243, name="rollout-server", start_ns=100 * S)
+    rows = [trainer, rollout]
+    for number in range(workers):
+        late_ns = 30 * S if number % 16 == 5 else 0
+        ended = {3: 0, 7: 1, 11: -9}.get(number)
+        rows.append(
+            replace(
+                WORKER, pid=4300 + number, ppid=4243, name=f"selfplay-{number:02d}", start_ns=104 * S + late_ns,
+                alive=ended is None, exit_status=ended, end_ns=142 * S if ended is None else (130 + number) * S,
+            )
+        )  # fmt: skip
+    operations = [*OPERATIONS, operation((), (3_000, 0, 0, 0, 37_000), pid=4243)]
+    for row in rows[2:]:
+        ms = 100 * (row.pid - 4299)
+        operations += (
+            operation((), (900, 0, 0, 0, 3_000), pid=row.pid),
+            operation(("play", "simulation"), (ms, 3 * ms, 0, 0, 20), 50 * (row.pid % 9 + 1), pid=row.pid),
+            operation(("play", "inference"), (200, 0, ms, 0, 10), 50, pid=row.pid, gpu_ms=4),
+        )
+    return running(
+        processes=tuple(rows),
+        operations=tuple(operations),
+        gpu_devices=(DeviceRow(4242, 0, 4 * S),),
+        timeline=timeline(tuple(rows), gpu=True),
+    )
+
+
 def several() -> Snapshot:
     """Three processes."""
     worker = tuple(replace(row, pid=4250, path=row.path) for row in OPERATIONS[3:4])
@@ -166,7 +218,11 @@ def several() -> Snapshot:
         CallRow(4242, "vectorized_elementwise_kernel<4, FillFunctor<float>>", 250_000, 740 * MS, 2_900, 4_100),
     )
     return running(
-        processes=(TRAINER, WORKER, GONE), operations=(*OPERATIONS, *worker), cuda_calls=calls, gpu_kernels=kernels
+        processes=(TRAINER, WORKER, GONE),
+        operations=(*OPERATIONS, *worker),
+        cuda_calls=calls,
+        gpu_kernels=kernels,
+        timeline=timeline((TRAINER, WORKER, GONE)),
     )
 
 

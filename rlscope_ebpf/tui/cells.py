@@ -1,0 +1,50 @@
+"""Cells that tables share, and what a panel is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.tui.bars import meter
+from rlscope_ebpf.tui.figures import OperationTable, View
+from rlscope_ebpf.tui.spans import Line, Span, cut
+from rlscope_ebpf.tui.table import Cell, Table
+
+Cells = dict[str, Cell]
+"""A row by the keys of its columns."""
+
+NOTHING: Line = [Span("-", "faint")]
+
+
+class FiguresPanel(Table):
+    """A table that a snapshot and a view fill."""
+
+    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
+        """Show the figures; `table` has the operations of that view."""
+        raise NotImplementedError
+
+
+def figure(text: str, role: str = "text") -> Line:
+    """A figure; its unit, after the last space, is dimmer."""
+    number, space, unit = text.rpartition(" ")
+    return [Span(number, role), Span(space + unit, "dim")] if space else [Span(text, role)]
+
+
+def share(part: int, whole: int) -> float:
+    """0 of nothing."""
+    return part / whole if whole > 0 else 0.0
+
+
+def named(guide: str, name: str, role: str = "strong") -> Callable[[int], Line]:
+    """A name behind its tree lines. Where both do not fit the tree lines give way to "…"."""
+
+    def make(width: int) -> Line:
+        lines = guide if len(guide) <= max(2, width - 10) else "…" + guide[-2:]
+        return [Span(lines, "faint"), Span(cut(name, max(0, width - len(lines))), role)]
+
+    return make
+
+
+def meter_cell(fraction: float) -> Callable[[int], Line]:
+    """A meter as wide as its column."""
+    return lambda width: meter(fraction, width)
