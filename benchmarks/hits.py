@@ -23,7 +23,7 @@ from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.plan import Planner
 from rlscope_ebpf.capture.probe_sites import probe_sites
 from rlscope_ebpf.capture.site_choice import entry_site
-from rlscope_ebpf.model.calibration import EMULATED, NOP5
+from rlscope_ebpf.model.calibration import EMULATED
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.paths import marker_library
 
@@ -134,10 +134,10 @@ def _cases(pid: int, program: Path) -> Iterator[Case]:
 def _places(program: Path, mapped: MappedObject) -> Iterator[tuple[str, ProbeSite]]:
     """The sites that the profiler chooses, and the start of the function where that is another one."""
     with ElfFile(str(program)) as elf:
-        for symbol, expected in ((_NOP5, NOP5), (_ENDBR, EMULATED)):
+        for symbol in (_NOP5, _ENDBR):
             function = _function(elf, symbol)
             site = entry_site(elf.read_vaddr(function.vaddr, elf.size_of(function)), function.vaddr)
-            if site is None or site.site_class != expected:
+            if site is None or site.site_class != EMULATED:
                 raise BenchmarkError(f"the site chosen for {symbol} is {site}")
             offset = elf.offset_of(site.vaddr) or 0
             chosen = ProbeSite(
@@ -147,7 +147,7 @@ def _places(program: Path, mapped: MappedObject) -> Iterator[tuple[str, ProbeSit
                 offset=offset,
                 address=mapped.address(offset) or 0,
                 category=Category.BACKEND,
-                site_class=SiteClass.NOP5 if expected == NOP5 else SiteClass.EMULATED,
+                site_class=SiteClass.EMULATED,
                 group=Group.BOUNDARY,
                 action=Action.CALL,
             )

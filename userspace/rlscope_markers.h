@@ -12,7 +12,7 @@
  * temporary memory. After fork() the child keeps the operations of the thread that forked. A signal handler may call
  * the functions if it ends what it begins and its thread has made a marker call before.
  *
- * Each function begins with one 5-byte nop (0f 1f 44 00 00) on x86-64, where a probe is cheapest.
+ * Each function begins with one 5-byte nop (0f 1f 44 00 00) on x86-64.
  */
 #ifndef RLSCOPE_MARKERS_H
 #define RLSCOPE_MARKERS_H

@@ -3,6 +3,10 @@
 The kernel emulates some instructions under a uprobe and single-steps the others out of line, which costs 6 to 10 times
 as much. From the entry we walk forward over instructions that change nothing a probe needs (the return address stays
 at [rsp]) to the first cheap one.
+
+Never a 5-byte nop. Kernels from 6.18 on turn one that is hit into a call of a page of their own. A process that is
+forked then has the call, too, but not that page: it dies of a segmentation fault as soon as it gets there, also long
+after the probe and the profiler have gone.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 from capstone import x86_const as x86
 
 from rlscope_ebpf.capture.sites import ENDBR64, MAX_PUSHED, NOP5_BYTES, Site
-from rlscope_ebpf.model.calibration import EMULATED, NOP5, STEPPED
+from rlscope_ebpf.model.calibration import EMULATED, STEPPED
 
 _PAGE: Final = 4096
 _WALK_BYTES: Final = 64  # a prologue is shorter; beyond this the "entry" would no longer be the entry
@@ -33,6 +37,7 @@ _ALIASES: Final = {
     )
     for alias in (register, *aliases)
 }
+_JUMP_NOWHERE: Final = b"\xe9\0\0\0\0"
 _STACK_POINTER: Final = frozenset({x86.X86_REG_RSP, x86.X86_REG_ESP, x86.X86_REG_SP, x86.X86_REG_SPL})
 _LEAVES_THE_LINE: Final = frozenset(
     {
@@ -76,21 +81,16 @@ def entry_site(code: bytes, vaddr: int) -> Site | None:
         return quick
     fallback: Site | None = None
     written: set[str] = set()
-    only_endbr = True
     for instruction in disassembler(detail=True).disasm(code[:_WALK_BYTES], vaddr):
         offset = instruction.address - vaddr
         raw = bytes(instruction.bytes)
-        candidate = _emulated_class(raw)
-        if raw == NOP5_BYTES:
-            # The kernel turns it into a call, which writes below rsp: harmless while nothing of this function has run.
-            candidate = _nop5_class(instruction.address) if only_endbr else None
-        if candidate is not None and not _loops_to(code, offset):
-            return Site(instruction.address, offset, candidate, frozenset(written))
-        if fallback is None and _can_be_stepped(instruction, raw) and not _loops_to(code, offset):
-            fallback = Site(instruction.address, offset, STEPPED, frozenset(written))
+        if not _is_made_a_call(raw) and not _loops_to(code, offset):
+            if _emulated_class(raw) is not None:
+                return Site(instruction.address, offset, EMULATED, frozenset(written))
+            if fallback is None and _can_be_stepped(instruction, raw):
+                fallback = Site(instruction.address, offset, STEPPED, frozenset(written))
         if not _is_transparent(instruction):
             break
-        only_endbr = only_endbr and raw == ENDBR64
         written |= _written_arguments(instruction)
     return fallback
 
@@ -107,7 +107,7 @@ def other_site(code: bytes, vaddr: int, first: Site) -> Site | None:
     for instruction in disassembler(detail=True).disasm(code[:_WALK_BYTES], vaddr):
         offset = instruction.address - vaddr
         raw = bytes(instruction.bytes)
-        if offset != first.offset and raw != NOP5_BYTES and not _loops_to(code, offset):
+        if offset != first.offset and not _is_made_a_call(raw) and not _loops_to(code, offset):
             stays = _LEAVES_THE_LINE.isdisjoint(instruction.groups)  # what leaves may be an exit
             if stays and _emulated_class(raw) is not None:
                 return Site(instruction.address, offset, EMULATED, frozenset(written), pushed)
@@ -128,13 +128,11 @@ def _is_push(raw: bytes) -> bool:
 
 
 def _quick_site(code: bytes, vaddr: int) -> Site | None:
-    """The common first instructions, told by their bytes alone: push, endbr64 and push, a 5-byte nop.
+    """The common first instructions, told by their bytes alone: push, endbr64 and push.
 
     A push needs no look at the branches of the function: code that looped over it would grow the stack every turn.
     """
     offset = 4 if code.startswith(ENDBR64) else 0
-    if code.startswith(NOP5_BYTES, offset):
-        return Site(vaddr + offset, offset, _nop5_class(vaddr + offset), _NOTHING)
     first = code[offset : offset + 2]
     if first[:1] == b"\x41":
         first = first[1:]
@@ -143,9 +141,11 @@ def _quick_site(code: bytes, vaddr: int) -> Site | None:
     return None
 
 
-def _nop5_class(address: int) -> str:
-    """A 5-byte nop is patched into a call only if it lies in one page; otherwise it is emulated."""
-    return NOP5 if address % _PAGE + len(NOP5_BYTES) <= _PAGE else EMULATED
+def _is_made_a_call(raw: bytes) -> bool:
+    """Whether the kernel replaces an instruction under a probe by a call: those of five bytes that do nothing."""
+    return len(raw) == len(NOP5_BYTES) and (
+        raw[:2] == b"\x0f\x1f" or raw[:3] == b"\x66\x0f\x1f" or raw == _JUMP_NOWHERE
+    )
 
 
 def _emulated_class(raw: bytes) -> str | None:

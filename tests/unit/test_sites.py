@@ -17,7 +17,7 @@ from rlscope_ebpf.capture.elf import ElfFile, Function
 from rlscope_ebpf.capture.exits import Code, ExitFinder, Jump, scan
 from rlscope_ebpf.capture.site_choice import entry_site, other_site
 from rlscope_ebpf.capture.sites import MAX_PUSHED, Site
-from rlscope_ebpf.model.calibration import EMULATED, NOP5, STEPPED
+from rlscope_ebpf.model.calibration import EMULATED, STEPPED
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -43,21 +43,21 @@ def site(elf: ElfFile, name: str) -> Site | None:
 @pytest.mark.parametrize(
     ("name", "offset", "site_class"),
     [
-        ("nop5_first", 0, NOP5),
+        ("nop5_first", 5, STEPPED),  # the nop would become a call into a page that forked children lack
         ("push_first", 0, EMULATED),
         ("push_r12_first", 0, EMULATED),
         ("endbr_push", 4, EMULATED),
-        ("endbr_nop5", 4, NOP5),
+        ("endbr_nop5", 0, STEPPED),
         ("mov_push", 5, EMULATED),
         ("test_jump", 3, EMULATED),
-        ("red_zone_nop5", 0, STEPPED),  # a call in place of that nop would overwrite the red zone
+        ("red_zone_nop5", 0, STEPPED),
         ("loop_head", 0, STEPPED),  # the nop is hit once per turn
         ("far_loop_head", 0, STEPPED),
         ("frame_first", 0, STEPPED),  # behind it the return address is elsewhere
         ("nop9_first", 0, STEPPED),
         ("nop10_first", 10, STEPPED),  # the nop itself would never be hit
         ("nop10_push", 10, EMULATED),
-        ("nop5_across_pages", 0, EMULATED),
+        ("nop5_across_pages", 5, STEPPED),
     ],
 )
 def test_known_functions(library: ElfFile, name: str, offset: int, site_class: str) -> None:
@@ -339,7 +339,7 @@ def test_what_may_throw(exits: ElfFile, name: str, throws: bool) -> None:
         (b"\xf3\x0f\x1e\xfa\x55\x48\x83\xec\x10\xc3", (0, STEPPED, 0)),  # endbr64; push; sub rsp
         (b"\x53\x48\x83\xec\x10\xc3", (1, STEPPED, 1)),  # push rbx; sub rsp, 16
         (b"\x48\x89\xf8\xc3", None),  # mov rax, rdi; ret
-        (b"\x0f\x1f\x44\x00\x00\x55\xc3", (5, EMULATED, 0)),  # 5-byte nop; push rbp
+        (b"\x0f\x1f\x44\x00\x00\x55\xc3", None),  # 5-byte nop; push rbp: the push is the first
     ],
 )
 def test_another_site_than_the_first(code: bytes, expected: tuple[int, str, int] | None) -> None:
