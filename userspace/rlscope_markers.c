@@ -492,7 +492,9 @@ body void rlscope_metadata_body(const char *key, const char *value)
 
 body void rlscope_process_name_body(const char *name)
 {
-    rlscope_metadata_here("process_name", name);
+    /* A probe reads both before anybody has: what has never been touched may not be in memory, and cannot be read there. */
+    (void)(name && *(const volatile char *)name);
+    rlscope_metadata_here(intern("process_name"), name);
 }
 
 /* ---- for language bindings ---- */
