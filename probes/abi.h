@@ -50,7 +50,7 @@ enum rls_event_kind {
 /* One record of the events ring. 32 bytes: with the ring's own 8-byte header every record takes 40. */
 struct rls_event {
     unsigned long long time_ns; /* CLOCK_MONOTONIC */
-    unsigned int pid;           /* process (tgid), as the initial pid namespace numbers it */
+    unsigned int pid;           /* process (tgid), as the pid namespace of the profiler numbers it */
     unsigned int tid;           /* thread, likewise */
     unsigned int site;          /* probe id, or 0 */
     unsigned char kind;         /* enum rls_event_kind */

@@ -4,9 +4,11 @@
  * rings; and on functions of CUPTI's that nobody else should call while the helper uses it. A program of its own: it is
  * compiled only when a helper is there, with
  *   -DGPU_RING_PAGES, -DGPU_TEXT_RING_PAGES  sizes of the rings, in pages, powers of two
+ *   -DRLS_PID_NAMESPACE, -DRLS_PID_NAMESPACE_DEVICE  see pids.h
  */
 #include <uapi/linux/ptrace.h>
 #include "gpu.h"
+#include "pids.h"
 
 /* By a name of our own: see thread.bpf.c. */
 static long (*read_user)(void *to, u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
@@ -92,7 +94,7 @@ static __always_inline void take_foreign(u32 pid, u32 called)
 int rls_gpu(struct pt_regs *ctx)
 {
     u64 called = bpf_get_attach_cookie(ctx);
-    u32 pid = bpf_get_current_pid_tgid() >> 32;
+    u32 pid = current_ids() >> 32;
 
     /* Probes attached as perf events fire in every process that maps the file. */
     if (!gpu_targets.lookup(&pid))

@@ -60,7 +60,7 @@ static __always_inline int entered(struct pt_regs *ctx)
     u64 sp = ctx->sp + 8 * RLS_COOKIE_PUSHED(cookie); /* as at the entry */
 
     if (action >= RLS_ACT_LOADED) {
-        u32 pid = bpf_get_current_pid_tgid() >> 32;
+        u32 pid = current_ids() >> 32;
         u64 *seen = loads.lookup(&pid);
         if (seen)
             __sync_fetch_and_add(seen, action == RLS_ACT_LOADED ? 1ULL : 1ULL << 32);
@@ -181,10 +181,11 @@ static __always_inline int returned(struct pt_regs *ctx)
 {
     u64 cookie = bpf_get_attach_cookie(ctx);
     u64 now = bpf_ktime_get_ns();
-    u32 tid = (u32)bpf_get_current_pid_tgid();
-    struct thread *t = threads.lookup(&tid);
+    u32 key = (u32)bpf_get_current_pid_tgid();
+    struct thread *t = threads.lookup(&key);
     if (!t)
         return 0;
+    u32 tid = t->tid;
 #ifndef RLS_SESSION
     if (t->returns)
         t->returns--;

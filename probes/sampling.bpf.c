@@ -91,13 +91,13 @@ static __always_inline void find_python(u32 pid, u64 ip)
 /* Now and then on every CPU, unless samples are taken. */
 int rls_tick(struct pt_regs *ctx)
 {
-    find_python(bpf_get_current_pid_tgid() >> 32, ctx->ip);
+    find_python(current_ids() >> 32, ctx->ip);
     return 0;
 }
 
 int rls_sample(struct pt_regs *ctx)
 {
-    u64 id = bpf_get_current_pid_tgid();
+    u64 id = current_ids();
     u32 pid = id >> 32;
     if (!targets.lookup(&pid))
         return 0;

@@ -70,14 +70,14 @@ int rls_sched_switch(struct sched_switch_args *args)
         count(RLS_N_SWITCHES, 1);
 #ifdef RLS_KERNEL_TYPES
         if (sampling() != RLS_SAMPLING_OFF) /* before the event, so that whoever has read the event finds it */
-            send_sample(t->pid, tid, now, RLS_SAMPLE_OFF, 0, 0);
+            send_sample(t->pid, t->tid, now, RLS_SAMPLE_OFF, 0, 0);
 #endif
         u64 arg = args->prev_state & RLS_OFF_STATE; /* 0x100 says of a preempted task that it is still runnable */
         if (arg) {
             fall_asleep(tid);
             arg |= reason_to_sleep();
         }
-        put(t, tid, now, RLS_EV_OFF_CPU, 0, 0, arg, t->sent, t->sent);
+        put(t, t->tid, now, RLS_EV_OFF_CPU, 0, 0, arg, t->sent, t->sent);
     }
     tid = args->next_pid;
     t = threads.lookup(&tid);
@@ -85,7 +85,7 @@ int rls_sched_switch(struct sched_switch_args *args)
         if (!now)
             now = bpf_ktime_get_ns();
         count(RLS_N_SWITCHES, 1);
-        put(t, tid, now, RLS_EV_ON_CPU, 0, 0, 0, t->sent, t->sent);
+        put(t, t->tid, now, RLS_EV_ON_CPU, 0, 0, 0, t->sent, t->sent);
     }
     return 0;
 }
@@ -108,7 +108,7 @@ int rls_sched_wakeup(struct sched_wakeup_args *args)
     if (!t || !t->pid || t->first)
         return 0;
     count(RLS_N_SWITCHES, 1);
-    put(t, tid, bpf_ktime_get_ns(), RLS_EV_WAKEUP, 0, 0, 0, t->sent, t->sent);
+    put(t, t->tid, bpf_ktime_get_ns(), RLS_EV_WAKEUP, 0, 0, 0, t->sent, t->sent);
     return 0;
 }
 
@@ -120,7 +120,7 @@ int rls_sched_exit(void *args)
     struct thread *t = threads.lookup(&tid);
     if (!t)
         return 0;
-    send(t, tid, bpf_ktime_get_ns(), RLS_EV_THREAD_EXIT, 0, 0, 0);
+    send(t, t->tid, bpf_ktime_get_ns(), RLS_EV_THREAD_EXIT, 0, 0, 0);
     threads.delete(&tid);
     return 0;
 }
@@ -138,7 +138,7 @@ static __always_inline void end_thread(u32 tid, u64 now)
     struct thread *t = threads.lookup(&tid);
     if (!t)
         return;
-    send(t, tid, now, RLS_EV_THREAD_EXIT, 0, 0, 0);
+    send(t, t->tid, now, RLS_EV_THREAD_EXIT, 0, 0, 0);
     threads.delete(&tid);
 }
 
@@ -152,6 +152,7 @@ int rls_sched_exec(struct sched_exec_args *args)
     end_thread(pid, now);
     if (args->old_pid != pid)
         end_thread(args->old_pid, now);
-    interpreters.delete(&pid);
+    u32 number = current_ids() >> 32;
+    interpreters.delete(&number);
     return 0;
 }

@@ -6,6 +6,7 @@
  *   -DMARKER_DEPTH_OFFSET, -DMARKER_NAMES_OFFSET  where a thread's marker record keeps depth and names
  *   -DRLS_SESSION                                 if the kernel knows uprobe sessions
  *   -DRLS_KERNEL_TYPES                            if it knows its own types (BTF)
+ *   -DRLS_PID_NAMESPACE, -DRLS_PID_NAMESPACE_DEVICE  see pids.h
  *
  * Per-thread state: the stack of followed calls, who holds the interpreter, and the one function that sends events.
  *
@@ -17,6 +18,7 @@
 #include <uapi/linux/ptrace.h>
 #include "abi.h"
 #include "cookie.h"
+#include "pids.h"
 
 #define RLS_MAX_FRAMES 32
 #define RLS_MAX_THREADS 16384
@@ -32,7 +34,8 @@ struct frame {
 };
 
 struct thread {
-    u32 pid;
+    u32 pid;         /* as the profiler numbers it, and so is its thread */
+    u32 tid;
     u32 depth;
     u32 silent;      /* hits since the last event that made none */
     u8 held;         /* the thread holds the interpreter: outside followed calls it runs Python */
@@ -69,7 +72,7 @@ static long (*read_user_str)(void *to, u32 size, const void *from) = (void *)BPF
 
 BPF_RINGBUF_OUTPUT(events, EVENT_RING_PAGES);
 BPF_RINGBUF_OUTPUT(texts, TEXT_RING_PAGES);
-BPF_TABLE("hash", u32, struct thread, threads, RLS_MAX_THREADS);
+BPF_TABLE("hash", u32, struct thread, threads, RLS_MAX_THREADS); /* by the kernel's own number */
 BPF_TABLE("hash", u32, struct target, targets, 4096);
 BPF_TABLE("array", int, u32, settings, RLS_SET_COUNT);
 /* By process: low half: how often the dynamic linker has mapped something; high half: stacks made to switch to. */
@@ -158,12 +161,15 @@ static __always_inline u8 current_category(struct thread *t)
 /* The thread that runs now. A new one starts with `held` as given. 0 if the process is not a target. */
 static __always_inline struct thread *current_thread(u32 *tid_out, int held)
 {
-    u64 id = bpf_get_current_pid_tgid();
-    u32 tid = (u32)id, pid = id >> 32;
-    *tid_out = tid;
-    struct thread *t = threads.lookup(&tid);
-    if (t)
+    u32 key = (u32)bpf_get_current_pid_tgid();
+    struct thread *t = threads.lookup(&key);
+    if (t) {
+        *tid_out = t->tid;
         return t;
+    }
+    u64 ids = current_ids();
+    u32 pid = ids >> 32;
+    *tid_out = (u32)ids;
     struct target *target = targets.lookup(&pid);
     if (!target)
         return 0;
@@ -172,8 +178,8 @@ static __always_inline struct thread *current_thread(u32 *tid_out, int held)
     struct thread *blank = zero_thread.lookup(&zero);
     if (!blank)
         return 0;
-    threads.update(&tid, blank);
-    t = threads.lookup(&tid);
+    threads.update(&key, blank);
+    t = threads.lookup(&key);
     if (!t) {
         count(RLS_N_LOST_THREADS, 1);
         return 0;
@@ -182,6 +188,7 @@ static __always_inline struct thread *current_thread(u32 *tid_out, int held)
     t->python = t->held;
     t->sent = t->held ? RLS_CAT_PYTHON : RLS_CAT_OTHER;
     t->first = 1;
+    t->tid = (u32)ids;
     t->pid = pid;
     return t;
 }

@@ -26,6 +26,7 @@ from rlscope_ebpf.capture.kernel import (
     kernel_version,
     parse_release,
 )
+from rlscope_ebpf.capture.pid_namespace import is_own_namespace_initial, proc_is_ours
 from rlscope_ebpf.errors import ExitStatus, ProfilerError
 from rlscope_ebpf.paths import GPU_LIBRARY, MARKER_LIBRARY, PACKAGE, probes_dir
 
@@ -38,8 +39,6 @@ CAPABILITY_USES: dict[str, str] = {
     "CAP_SYS_PTRACE": "look into other users' processes",
     "CAP_DAC_READ_SEARCH": "read their programs and libraries",
 }
-
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 DEPENDENCIES: dict[str, str] = {
     "capstone": "capstone",
@@ -208,21 +207,31 @@ def check_permissions(euid: int, held: frozenset[str]) -> list[Check]:
 
 
 def check_container(
-    root: Path = Path("/"), pid_namespace: Callable[[], str] = lambda: os.readlink("/proc/self/ns/pid")
+    root: Path = Path("/"),
+    initial: Callable[[], bool] = is_own_namespace_initial,
+    proc_is_ours: Callable[[], bool] = proc_is_ours,
 ) -> list[Check]:
     """Whether this is a container, and what that means."""
     marker = next((name for name in (".dockerenv", "run/.containerenv") if (root / name).exists()), None)
-    try:
-        own_namespace = pid_namespace() != INITIAL_PID_NAMESPACE
-    except OSError:
-        own_namespace = False
-    if own_namespace:
+    if not proc_is_ours():
+        return [
+            Check(
+                "environment",
+                "pid namespace",
+                "failed",
+                "/proc is missing, or is that of another pid namespace: no process can be found by its number",
+                "Mount one of its own with `mount -t proc proc /proc`, or run on the host.",
+                ExitStatus.UNSUPPORTED,
+            )
+        ]
+    if not initial():
         return [
             Check(
                 "environment",
                 "pid namespace",
                 "warning",
-                "not the host's: the kernel numbers processes differently from this container",
+                "this container's own: its processes can be profiled, but not those of containers inside of it, "
+                "and new children are looked for in /proc fifty times a second",
                 "Run on the host, or share its processes with this container (--pid=host).",
             )
         ]

@@ -20,6 +20,7 @@ from rlscope_ebpf.capture.image import Image, LoadedImage, image_of
 from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_release
 from rlscope_ebpf.capture.links import ATTACH_TYPES
 from rlscope_ebpf.capture.marker_offsets import DEPTH_OFFSET, NAMES_OFFSET
+from rlscope_ebpf.capture.pid_namespace import compiler_flags
 from rlscope_ebpf.errors import NotPermittedError, UnsupportedError
 from rlscope_ebpf.paths import probes_dir
 
@@ -98,6 +99,7 @@ def compile_programs(method: str) -> CompiledPrograms:
         f"-DSAMPLE_RING_PAGES={SAMPLE_RING_BYTES // _PAGE}",
         f"-DMARKER_DEPTH_OFFSET={DEPTH_OFFSET}",
         f"-DMARKER_NAMES_OFFSET={NAMES_OFFSET}",
+        *compiler_flags(),
     ]
     if method == "session":
         flags.append("-DRLS_SESSION")

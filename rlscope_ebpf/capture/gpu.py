@@ -30,6 +30,7 @@ from rlscope_ebpf.capture.gpu_layout import (
 )
 from rlscope_ebpf.capture.links import ATTACH_TYPES, Link, attach
 from rlscope_ebpf.capture.maps import MappedObject, host_path
+from rlscope_ebpf.capture.pid_namespace import compiler_flags
 from rlscope_ebpf.capture.pointers import ProcessMemory, load_bias
 from rlscope_ebpf.capture.preparation import leave_working_folder
 from rlscope_ebpf.capture.programs import possible_cpus
@@ -99,6 +100,7 @@ class GpuCapture:
         flags = [
             f"-DGPU_RING_PAGES={BATCH_RING_BYTES // _PAGE}",
             f"-DGPU_TEXT_RING_PAGES={TEXT_RING_BYTES // _PAGE}",
+            *compiler_flags(),
         ]
         kind = ATTACH_TYPES[self._method]
         try:

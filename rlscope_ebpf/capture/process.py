@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_version
 from rlscope_ebpf.capture.known_files import Identity, identity_of, keep_text, known_text
+from rlscope_ebpf.capture.pid_namespace import require_numbered, require_own_proc
 from rlscope_ebpf.capture.tasks import read_thread_ids
 from rlscope_ebpf.errors import NotPermittedError, ProfilerError, UnsupportedError, UsageError
 
@@ -118,13 +119,18 @@ def inspect_forked(pid: int, origin: TargetProcess) -> TargetProcess:
         raise vanished(pid) from error
     if state in "ZX":
         raise vanished(pid)
+    try:
+        status = _read_status(pid)
+    except OSError as error:
+        raise vanished(pid) from error
+    require_numbered(pid, origin.comm, _namespace_pids(pid, status))
     return replace(
         origin,
         pid=pid,
         ppid=int(fields[1]),
         state=state,
         threads=1,
-        namespace_pids=_namespace_pids(pid, _read_if_there(f"/proc/{pid}/status") or ""),
+        namespace_pids=_namespace_pids(pid, status),
         start_ticks=int(fields[_STAT_START_TIME]),
     )
 
@@ -215,7 +221,9 @@ def not_permitted(pid: int) -> NotPermittedError:
 
 
 def _inspect(pid: int) -> TargetProcess:
+    require_own_proc()
     status = _read_status(pid)
+    namespace_pids = _namespace_pids(pid, status)
     leader = int(status["Tgid"])
     if leader != pid:
         name = status["Name"]
@@ -236,6 +244,7 @@ def _inspect(pid: int) -> TargetProcess:
             f"Process {pid} ({status['Name']}) has exited and only waits for its parent to notice (a zombie).",
             "Name a process that runs.",
         )
+    require_numbered(pid, status["Name"], namespace_pids)
     bits = _check_image(pid, status["Name"])
     exe = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
     files = _wait_for_mapped_files(pid)
@@ -252,7 +261,7 @@ def _inspect(pid: int) -> TargetProcess:
         bits=bits,
         python=identify_python(pid, exe, files),
         seccomp_mode=_strictest_seccomp(pid),
-        namespace_pids=tuple(int(number) for number in status.get("NSpid", str(pid)).split()),
+        namespace_pids=namespace_pids,
         same_mount_namespace=os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"),
         start_ticks=int(fields[_STAT_START_TIME]),
     )
@@ -279,9 +288,9 @@ def _read_status(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-def _namespace_pids(pid: int, status: str) -> tuple[int, ...]:
-    found = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
-    return tuple(int(number) for number in found[1].split()) if found else (pid,)
+def _namespace_pids(pid: int, status: dict[str, str]) -> tuple[int, ...]:
+    """Its numbers, from the namespace of /proc on inwards."""
+    return tuple(int(number) for number in status.get("NSpid", str(pid)).split())
 
 
 def _read_stat(pid: int) -> tuple[str, list[str]]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rlscope_ebpf.capture.pid_namespace import is_own_namespace_initial
+
 POLL_S = 0.02
 """Between two looks at /proc where the connector is missing."""
 
@@ -224,6 +226,8 @@ class _Connector:
     """The socket of the process connector. Raises OSError or an error of pyroute2 if it cannot be had."""
 
     def __init__(self) -> None:
+        if not is_own_namespace_initial():  # it tells the host's numbers, if somebody on the host listens, too
+            raise OSError("this is not the host's pid namespace")
         from pyroute2.netlink import NETLINK_CONNECTOR, NLMSG_DONE
         from pyroute2.netlink.connector import cn_proc
 

@@ -94,11 +94,13 @@ def test_capabilities_are_read_from_the_right_line(tmp_path: Path) -> None:
 
 
 def test_container(tmp_path: Path) -> None:
-    host = checks.INITIAL_PID_NAMESPACE
-    assert checks.check_container(tmp_path, lambda: host)[0].state == "ok"
-    assert checks.check_container(tmp_path, lambda: "pid:[4026532000]")[0].state == "warning"
+    assert checks.check_container(tmp_path, lambda: True, lambda: True)[0].state == "ok"
+    assert checks.check_container(tmp_path, lambda: False, lambda: True)[0].state == "warning"
+    elsewhere = checks.check_container(tmp_path, lambda: True, lambda: False)
+    assert elsewhere[0].state == "failed"
+    assert checks.exit_status(elsewhere) == ExitStatus.UNSUPPORTED
     (tmp_path / ".dockerenv").touch()
-    assert "container" in checks.check_container(tmp_path, lambda: host)[0].detail
+    assert "container" in checks.check_container(tmp_path, lambda: True, lambda: True)[0].detail
 
 
 def test_probe_sources(tmp_path: Path) -> None:
