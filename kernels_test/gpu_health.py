@@ -36,7 +36,9 @@ from gpu_host import (
 NODES = 64
 """Kernels of the graph that is replayed for long."""
 
-LONG_S = 20.0
+PACE = 1700
+"""Replays a second of it."""
+
 PROGRAMS = ((1, "eager"), (2, "eager"), (5, "eager"), (1, "graph"), (3, "graph"), (5, "graph"), (3, "matmul"))
 """Threads beside the main one, and what they do."""
 
@@ -72,7 +74,7 @@ def long(host: Host) -> None:
     memory: list[tuple[float, float, float]] = []
     with host.loop() as process:
         seen = prepare_attach(host, process)
-        begin(process, f"graphs {NODES}")
+        begin(process, f"graphs {NODES} {PACE if not host.simulated else 0}")
         time.sleep(2)
         start = time.monotonic()
         with host.attached(process, trace, "--max-overhead", "0") as profiler:
@@ -145,7 +147,6 @@ def _killed(host: Host, line: str) -> None:
         state = helper_state(process.pid)
         time.sleep(4)
         done = end_of(process)
-        seen = {} if host.simulated else process.do(f"profile cuda loop {ITERATIONS}")
         prepare_attach(host, process)
         begin(process, line)
         trace = host.traces / "again.rlscope"
@@ -155,6 +156,7 @@ def _killed(host: Host, line: str) -> None:
         wait_for_state(process.pid, "DORMANT", 20)
         end_of(process)
         facts = read_trace(trace, {})[""]
+        seen = {} if host.simulated else process.do(f"profile cuda loop {ITERATIONS}")
         status = process.end()
 
     def us(start_ns: int, end_ns: int) -> float:
@@ -188,24 +190,23 @@ def _threads(host: Host, number: int, kind: str) -> None:
     line = f"graphs {NODES}" if kind != "eager" else "steady"
     found: dict[str, Any] = {}
     with host.loop() as process:
+        process.do(f"threads {number} {kind}")
         for turn in ("first", "second"):
-            process.do(f"threads {number} {kind}")
             process.do(f"helper {host.helper}")
             begin(process, line)
             trace = host.traces / f"threads{number}{kind}{turn}.rlscope"
             with host.attached(process, trace):
-                wait_until_heard(process.pid, 60)
+                wait_until_heard(process.pid, 30)
                 time.sleep(3)
             wait_for_state(process.pid, "DORMANT", 30)
             state = helper_state(process.pid)
             done = end_of(process)
             facts = read_trace(trace, {})[""]
-            each: dict[str, Any] = {"finalized": state.get("finalized"), "wrong": done.get("wrong")}
-            each |= {name: facts[name] for name in ("kernels", "matched", "losses")}
-            found[turn] = each
-            if not host.simulated:
-                each |= {what: _profiled(process, what) for what in ("loop", "replays")}
-            each["beside"] = process.do("threads 0")
+            found[turn] = {"finalized": state.get("finalized"), "wrong": done.get("wrong")}
+            found[turn] |= {name: facts[name] for name in ("kernels", "matched", "losses")}
+        if not host.simulated:  # torch.profiler keeps CUPTI from its first use on
+            found |= {f"torch.profiler {what}": _profiled(process, what) for what in ("loop", "replays")}
+        found["beside"] = process.do("threads 0")
         found["status"] = process.end()
     host.results.add("threads", f"{number} {kind}", **found)
 
@@ -221,7 +222,7 @@ def _profiled(process: Process, what: str) -> int | str:
 def alone(host: Host) -> None:
     """Results without a profiler."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, kind in PROGRAMS:
+        for number, kind in (*PROGRAMS, (5, "shared")):
             pool.submit(attempt, host, "alone", f"{number} {kind}", partial(_alone, host, number, kind))
 
 

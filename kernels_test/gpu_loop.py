@@ -8,10 +8,12 @@ It prints `READY pid`, and for each line on stdin `DONE json`:
     steady             the same until the next line, which ends it; a line `STEADY` first, and `RATE json` every second
     ppo N              N steps of Stable-Baselines3's PPO on CartPole, on the GPU
     train NAME         PPO or A2C of Stable-Baselines3 on CartPole, on the GPU, until the next line; `STEADY` first
-    graphs NODES       replay a graph of so many small kernels until the next line; `STEADY` first, and `RATE json`
+    graphs NODES [N]   replay a graph of so many small kernels until the next line, at most N times a second; `STEADY`
+                       first, and `RATE json`
     replays N          the same N times
-    threads N KIND     from now on N threads launch by themselves, KIND: eager, graph, matmul (a graph with products);
-                       0: they end, and say how many of their results were wrong
+    threads N KIND     from now on N threads launch by themselves, KIND: eager, graph, matmul (a graph with products),
+                       shared (the same, all captured on one stream); 0: they end, and say how many of their results
+                       were wrong
     mixed N            N times five kernels that run for 5, 10, 20, 50 and 100 us
     spin N NS          N kernels one after the other that each run for NS nanoseconds
     profile WHAT LINE  LINE under torch.profiler; WHAT: cuda, or both (CPU and CUDA)
@@ -99,9 +101,10 @@ class SimulatedGraph:
 class TorchGraph:
     """Kernels that add one to each number of a tensor, so it is known what comes of them; or such and products."""
 
-    def __init__(self, torch: Any, nodes: int, *, products: bool = False) -> None:
+    def __init__(self, torch: Any, nodes: int, *, products: bool = False, shared: bool = False) -> None:
         self._torch = torch
         self._stream = torch.cuda.Stream()
+        on = torch.cuda.graphs.graph.default_capture_stream if shared else self._stream
         self._nodes = nodes
         with torch.cuda.stream(self._stream):
             self._sum = torch.zeros(256, dtype=torch.float64, device="cuda")
@@ -110,7 +113,7 @@ class TorchGraph:
             self._expected = self._product() if products else None
         self._stream.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=on, capture_error_mode="thread_local"):
             for _ in range(nodes):
                 self._sum.add_(1)
             if products:
@@ -203,7 +206,7 @@ class SimulatedWork:
     def launch(self, count: int) -> None:
         self._launch(self._kernel, count)
 
-    def graph(self, nodes: int, *, products: bool = False) -> Any:
+    def graph(self, nodes: int, *, products: bool = False, shared: bool = False) -> Any:
         return SimulatedGraph(self._cuda, self._kernel, nodes)
 
     def eager(self) -> Any:
@@ -250,8 +253,8 @@ class TorchWork:
         with rls.operation("step"):
             self._optimizer.step()
 
-    def graph(self, nodes: int, *, products: bool = False) -> Any:
-        return TorchGraph(self._torch, nodes, products=products)
+    def graph(self, nodes: int, *, products: bool = False, shared: bool = False) -> Any:
+        return TorchGraph(self._torch, nodes, products=products, shared=shared)
 
     def eager(self) -> Any:
         return Eager(self._torch)
@@ -341,7 +344,7 @@ class Commands:
         each = {"iterations": total, "per_s": total / seconds, "longest_ms": worst * 1e3}
         return each | {"windows": windows.found}
 
-    def _graphs(self, nodes: str) -> dict[str, Any]:
+    def _graphs(self, nodes: str, most: str = "0") -> dict[str, Any]:
         graph = self._work.graph(int(nodes))
         print("STEADY", flush=True)
         last = begin = time.monotonic()
@@ -354,6 +357,8 @@ class Commands:
                 graph.synchronize()
                 wrong += graph.is_wrong(GRAPHS_TOGETHER)
                 count += GRAPHS_TOGETHER
+                if int(most):
+                    time.sleep(max(0.0, begin + (total + count) / int(most) - time.monotonic()))
                 windows.count(GRAPHS_TOGETHER)
                 now = time.monotonic()
                 if now - last >= 1:
@@ -425,7 +430,10 @@ class Commands:
     def _beside(self, kind: str, made: dict[str, Any]) -> None:
         try:
             with self._making:
-                work = self._work.eager() if kind == "eager" else self._work.graph(32, products=kind == "matmul")
+                if kind == "eager":
+                    work = self._work.eager()
+                else:
+                    work = self._work.graph(32, products=kind in ("matmul", "shared"), shared=kind == "shared")
             while not self._end.is_set():
                 for _ in range(10):
                     work.replay()

@@ -33,6 +33,9 @@ _LEFT = 0.2
 """Share of the limit that probes may take in any case, also where records of the GPU's work alone take more: without
 probes nothing would be known but these."""
 
+_SURE_S = 1.0
+"""After so long it is known what no probe takes; while probes take most of the time it is overrated."""
+
 _IDLE = 0.02
 """Share of the limit below which a turn tells nothing of those that follow: the program waits for something."""
 
@@ -95,7 +98,7 @@ class Governor:
     @property
     def is_crowded(self) -> bool:
         """Whether what no probe takes leaves less of the limit to probes than they may take in any case."""
-        return self.limit > 0 and self.fixed > (1 - _LEFT) * self.limit
+        return self._seen_s >= _SURE_S and self.fixed > (1 - _LEFT) * self.limit > 0
 
     def decide(
         self,

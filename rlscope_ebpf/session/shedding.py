@@ -73,7 +73,7 @@ class ShedNotices:
         if self._untold and (self._told_s is None or now_s - self._told_s >= _QUIET_S):
             self._told_s = now_s
             found += self._pending()
-        if decision.off and self.governor.is_crowded and not self._warned_of_gpu:
+        if self.governor.is_crowded and not self._warned_of_gpu:
             self._warned_of_gpu = True
             found.append(
                 ImportantNotice(

@@ -112,7 +112,10 @@ def test_what_no_probe_takes_leaves_less_to_probes_but_not_nothing() -> None:
     decision = governor.decide(1.0, TURN_S, 0.042 + 0.1, units, fixed=0.1)
     decision = decision if decision.off else governor.decide(1.5, TURN_S, 0.042 + 0.1, units, fixed=0.1)
     assert {each.function for each in decision.off} == {1, 2}  # the third fits into what is left to probes
+    notices = ShedNotices(governor, PROBES)
+    said = [notices.tell(governor.decide(2.0 + turn, TURN_S, 0.102, units[2:], fixed=0.1), turn) for turn in range(9)]
     assert governor.is_crowded
+    assert sum("Records of the GPU's work" in text for each in said for text in each) == 1
 
 
 def test_what_comes_after_waiting_is_acted_upon_in_the_first_turn() -> None:
