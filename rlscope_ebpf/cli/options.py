@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rlscope_ebpf.errors import UsageError
 from rlscope_ebpf.session.options import (
     ATTACH_METHODS,
     CAPTURE_MODES,
@@ -126,11 +129,11 @@ def read_capture_options(
 
     Raises:
         click.UsageError: options exclude each other.
-        UsageError: a value cannot be read.
+        UsageError: a value cannot be read, or the trace cannot be written where it is to go.
     """
     if no_trace and output is not None:
         raise click.UsageError("--output and --no-trace exclude each other.")
-    return CaptureOptions(
+    options = CaptureOptions(
         output=output,
         duration_s=parse_duration(duration),
         tui=not no_tui,
@@ -144,3 +147,22 @@ def read_capture_options(
         force=force,
         write_trace=not no_trace,
     )
+    if options.write_trace:
+        _check_place(options)
+    return options
+
+
+def _check_place(options: CaptureOptions) -> None:
+    """See that the trace can be written, before anything is begun."""
+    if options.output is not None:
+        from rlscope_ebpf.trace.writer import TraceWriter
+
+        TraceWriter(options.output, force=options.force).check()
+        return
+    try:
+        tempfile.TemporaryFile(dir=os.curdir).close()
+    except OSError as error:
+        raise UsageError(
+            f"A trace cannot be created in this folder: {(error.strerror or str(error)).lower()}.",
+            "Choose another place with --output, or run with --no-trace.",
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -112,14 +113,22 @@ class TraceWriter:
                 f"{self.path} already exists.", "Choose another name with --output, or replace it with --force."
             ) from error
         except (OSError, ValueError) as error:
-            reason = (os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)).lower()
-            raise UsageError(
-                f"The trace file {self.path} cannot be created: {reason}.",
-                "Choose a place that can be written with --output, or run with --no-trace.",
-            ) from error
+            raise self._refused(error) from error
         if self._owner is not None:
             with suppress(OSError):  # a file system without owners, or not root: the file is as usable as it can be
                 os.fchown(self._descriptor, *self._owner)
+
+    def check(self) -> None:
+        """Raise what `open` would, but leave everything as it is: with `force`, an old file is still there."""
+        if self._force and os.path.lexists(self.path):
+            try:
+                self._check_old()
+                tempfile.TemporaryFile(dir=self.path.parent).close()
+            except OSError as error:
+                raise self._refused(error) from error
+        else:
+            self.open()
+            self.discard()
 
     def start(self, info: SessionInfo) -> None:
         """Write the header."""
@@ -219,14 +228,23 @@ class TraceWriter:
     def _writing(self) -> bool:
         return self.failed is None and self._descriptor >= 0 and self._info is not None
 
+    def _refused(self, error: OSError | ValueError) -> UsageError:
+        reason = (os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)).lower()
+        return UsageError(
+            f"The trace file {self.path} cannot be created: {reason}.",
+            "Choose a place that can be written with --output, or run with --no-trace.",
+        )
+
     def _remove_old(self) -> None:
-        try:
-            kind = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError):
+            self._check_old()
+            os.unlink(self.path)
+
+    def _check_old(self) -> None:
+        """Raise OSError if what is there is no trace that could be replaced."""
+        kind = os.lstat(self.path).st_mode
         if not stat.S_ISREG(kind) and not stat.S_ISLNK(kind):
             raise OSError(errno.EEXIST if not stat.S_ISDIR(kind) else errno.EISDIR, "not a regular file")
-        os.unlink(self.path)
 
     def _write(self, objects: list[bytes]) -> None:
         """Append whole objects. If the disk takes only a part, the file is cut behind the last whole one."""

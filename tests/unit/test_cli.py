@@ -297,6 +297,49 @@ def test_trace_is_never_overwritten_without_force(tmp_path: Path, target: subpro
     assert trace.read_bytes() != b"precious"
 
 
+@pytest.mark.parametrize("verb", ["attach", "run", "demo"])
+def test_the_place_of_the_trace_is_looked_at_before_anything_else(
+    verb: str, tmp_path: Path, target: subprocess.Popen[bytes]
+) -> None:
+    started = tmp_path / "started"
+    what = {"attach": ("--pid", str(target.pid)), "run": ("touch", str(started)), "demo": ()}[verb]
+    (tmp_path / "a.rlscope").write_text("old")
+    (tmp_path / "folder").mkdir()
+    places = {
+        ("-o", "a.rlscope"): "already exists",
+        ("-o", "nowhere/a.rlscope"): "no such file or directory",
+        ("-o", "/proc/a.rlscope"): "cannot be created",
+        ("-o", "folder", "--force"): "is a directory",
+        ("-o", "/dev/null", "--force"): "cannot be created",
+    }
+    for options, problem in places.items():
+        done = call(verb, *options, *what, folder=tmp_path)
+        assert done.returncode == ExitStatus.USAGE
+        assert problem in done.stderr
+        assert "Attaching" not in done.stderr
+    assert not started.exists()
+    assert (tmp_path / "a.rlscope").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.rlscope", "folder"]
+
+
+def test_looking_at_the_place_of_a_trace_leaves_nothing(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    (tmp_path / "old.rlscope").write_text("old")
+    for options in (("-o", "new.rlscope"), ("-o", "old.rlscope", "--force")):
+        call("attach", "--pid", str(child.pid), *options, folder=tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
+    words = ("attach", "--pid", str(target.pid), "--duration", "1")
+    done = call(*words, folder=Path("/proc/self/fdinfo"))
+    assert done.returncode == ExitStatus.USAGE
+    assert "this folder" in done.stderr
+    assert "Attaching" not in done.stderr
+    assert call(*words, "--no-trace", folder=Path("/proc")).returncode == 0
+
+
 def test_full_disk_is_told_and_the_figures_are_printed(tmp_path: Path, target: subprocess.Popen[bytes]) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600)); " + FAKE
     trace = tmp_path / "a.rlscope"
