@@ -16,6 +16,7 @@ from rlscope_ebpf.model.figures import (
     CallTotal,
     CopyTotal,
     DeviceTotal,
+    GpuTotal,
     KernelTotal,
     OperationTotal,
     ProcessTotal,
@@ -201,6 +202,7 @@ class Breakdown:
     processes: tuple[Process, ...]
     accounting: Accounting | None = None  # None: nothing could be compared
     overlap: OverlapTotal = NO_OVERLAP
+    gpus: tuple[GpuTotal, ...] = ()  # by number
 
     @property
     def duration_ns(self) -> int:
@@ -345,6 +347,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
         processes=processes,
         accounting=accounting_of(counters),
         overlap=totals.overlap(trace.info.start_ns, end_ns),
+        gpus=tuple(totals.gpus()),
     )
 
 

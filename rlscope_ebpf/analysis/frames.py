@@ -40,7 +40,7 @@ _KERNEL_COLUMNS = (
     "queue_mean_ns", "queue_p50_ns", "queue_p99_ns",
 )  # fmt: skip
 _COPY_COLUMNS = ("process", "pid", "direction", "count", "total_ns", "bytes")
-_DEVICE_COLUMNS = ("process", "pid", "device", "busy_ns", "busy", "reported")
+_DEVICE_COLUMNS = ("process", "pid", "device", "busy_ns", "busy", "reported", "reported_own", "kernels", "pause_ns")
 _PROCESS_COLUMNS = (
     "pid", "ppid", "name", "command", "start_ns", "end_ns", "exited", "exit_status", "threads",
     "phase", "steps", "step", "total_steps", "wall_ns", "gpu_ns", "metadata",
@@ -148,7 +148,8 @@ def gpu_copies_frame(breakdown: Breakdown) -> pd.DataFrame:
 
 
 def gpu_devices_frame(breakdown: Breakdown) -> pd.DataFrame:
-    """One row per process and device; `busy` is the part of the process's time, `reported` what NVML says, 0 to 1."""
+    """One row per process and device; `busy` is the part of the process's time, `reported` what NVML says, 0 to 1:
+    whoever's work that was, and (`reported_own`) of this process's alone. `pause_ns`: the longest between two works."""
     records = [
         {
             "process": process.total.info.name,
@@ -157,6 +158,9 @@ def gpu_devices_frame(breakdown: Breakdown) -> pd.DataFrame:
             "busy_ns": device.busy_ns,
             "busy": device.busy_ns / process.duration_ns if process.duration_ns else 0.0,
             "reported": device.reported,
+            "reported_own": device.reported_own,
+            "kernels": device.kernels,
+            "pause_ns": device.pause_ns,
         }
         for process in breakdown.processes
         for device in process.gpu_devices

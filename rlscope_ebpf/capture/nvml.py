@@ -34,6 +34,9 @@ class Reported:
     until_ns: int
     samples: int
     percent: int  # sum of the answers
+    uuid: str  # which GPU it is, whatever number a process gives it
+    own_samples: int = 0  # answers about what it does for this process; 0: the driver does not tell
+    own_percent: int = 0  # their sum
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class _Device:
     handle: Any
     name: str
     uuid: str
+    tells_processes: bool = True  # how busy it is for whom; until it is seen not to
+    told_us: int = 0  # of the latest that it has told of them, by its own clock
 
 
 @dataclass(slots=True)
@@ -52,6 +57,16 @@ class _Asked:
     until_ns: int = 0
     samples: int = 0
     percent: int = 0
+    own_samples: int = 0
+    own_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What NVML says of one GPU at a moment."""
+
+    percent: int
+    of_processes: dict[int, int] | None  # by pid; who is not there is not active. None: there is nothing new
 
 
 class Utilization:
@@ -84,7 +99,18 @@ class Utilization:
         """What was answered."""
         with self._lock:
             return [
-                Reported(pid, index, each.device.name, each.since_ns, each.until_ns, each.samples, each.percent)
+                Reported(
+                    pid,
+                    index,
+                    each.device.name,
+                    each.since_ns,
+                    each.until_ns,
+                    each.samples,
+                    each.percent,
+                    each.device.uuid,
+                    each.own_samples,
+                    each.own_percent,
+                )
                 for (pid, index), each in self._asked.items()
                 if each.samples
             ]
@@ -118,16 +144,20 @@ class Utilization:
     def _ask(self, nvml: Any) -> None:
         with self._lock:
             asked = [(pid, each) for (pid, _), each in self._asked.items() if pid in self._pids]
-        answers: dict[int, int] = {}
+        answers: dict[int, _Answer] = {}
         for _, each in asked:
             if id(each.device) not in answers:
-                answers[id(each.device)] = int(nvml.nvmlDeviceGetUtilizationRates(each.device.handle).gpu)
+                answers[id(each.device)] = _ask_about(nvml, each.device)
         now_ns = time.monotonic_ns()
         with self._lock:
             for pid, each in asked:
                 if pid in self._pids:
                     each.samples += 1
-                    each.percent += min(answers[id(each.device)], 100)
+                    answer = answers[id(each.device)]
+                    each.percent += answer.percent
+                    if answer.of_processes is not None:
+                        each.own_samples += 1
+                        each.own_percent += answer.of_processes.get(pid, 0)
                     each.until_ns = now_ns
 
 
@@ -168,6 +198,25 @@ def _visible(variable: str | None, devices: Sequence[_Device]) -> list[_Device]:
 def _device(nvml: Any, index: int) -> _Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     return _Device(handle, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)))
+
+
+def _ask_about(nvml: Any, device: _Device) -> _Answer:
+    percent = min(int(nvml.nvmlDeviceGetUtilizationRates(device.handle).gpu), 100)
+    if not device.tells_processes:
+        return _Answer(percent, None)
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(device.handle, device.told_us)
+    except Exception as error:  # NVMLError, of whatever version
+        if getattr(error, "value", None) != nvml.NVML_ERROR_NOT_FOUND:
+            device.tells_processes = False
+            return _Answer(percent, None)
+        return _Answer(percent, None if percent else {})  # nothing new; or nobody was active
+    found: dict[int, list[int]] = {}
+    for sample in samples:
+        if sample.timeStamp > device.told_us:
+            found.setdefault(int(sample.pid), []).append(min(int(sample.smUtil), 100))
+    device.told_us = max((int(sample.timeStamp) for sample in samples), default=device.told_us)
+    return _Answer(percent, {pid: round(sum(each) / len(each)) for pid, each in found.items()})
 
 
 def _users(nvml: Any, device: _Device) -> set[int] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, GpuRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import TimelineTotals
-from rlscope_ebpf.model.figures import OperationTotal
+from rlscope_ebpf.model.figures import GpuTotal, OperationTotal
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.model.totals import Totals
@@ -96,9 +96,19 @@ class LiveModel:
                     for copy in totals.gpu_copies()
                 ),
                 gpu_devices=tuple(
-                    DeviceRow(device.pid, device.index, device.busy_ns, device.reported)
+                    DeviceRow(
+                        device.pid,
+                        device.index,
+                        device.busy_ns,
+                        device.reported,
+                        device.reported_own,
+                        device.asked_ns,
+                        device.kernels,
+                        device.pause_ns,
+                    )
                     for device in totals.gpu_devices()
                 ),
+                gpus=tuple(map(_gpu_row, totals.gpus())),
                 processes=self._process_rows(),
                 iterations=tuple(totals.iterations()),
                 overlap=totals.overlap(self._info.start_ns, self._now_ns),
@@ -141,6 +151,19 @@ class LiveModel:
             )
             for process in self._totals.processes()
         )
+
+
+def _gpu_row(gpu: GpuTotal) -> GpuRow:
+    return GpuRow(
+        index=gpu.index,
+        name="" if gpu.info is None else gpu.info.name,
+        busy_ns=gpu.busy_ns,
+        kernels=gpu.kernels,
+        pause_ns=gpu.pause_ns,
+        reported=gpu.reported,
+        asked_ns=gpu.asked_ns,
+        pids=tuple(device.pid for device in gpu.devices),
+    )
 
 
 def _operation_row(operation: OperationTotal) -> OperationRow:

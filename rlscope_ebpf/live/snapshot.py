@@ -81,6 +81,24 @@ class DeviceRow:
     index: int
     busy_ns: int
     reported: float | None = None  # how busy its driver reports it to be, 0 to 1
+    reported_own: float | None = None  # the same of this process's work alone
+    asked_ns: int = 0  # the time of which these are means
+    kernels: int = 0
+    pause_ns: int = 0  # the longest time between two pieces of work
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU, as all profiled processes together used it."""
+
+    index: int  # the lowest number that a process gives it
+    name: str  # empty: not known
+    busy_ns: int  # what several do at once counted once
+    kernels: int
+    pause_ns: int
+    reported: float | None
+    asked_ns: int
+    pids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,7 @@ class Snapshot:
     gpu_kernels: tuple[CallRow, ...] = ()
     gpu_copies: tuple[CopyRow, ...] = ()
     gpu_devices: tuple[DeviceRow, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
     phases: tuple[str, ...] = ()
     overhead_plausible: bool = True  # no more than the time that the target's threads ran

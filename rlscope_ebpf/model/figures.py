@@ -145,10 +145,53 @@ class DeviceTotal:
     index: int  # as the process numbers its devices
     busy_ns: int  # with work of this process, several streams at once counted once
     info: DeviceInfo | None = None  # what its driver reports
+    kernels: int = 0
+    pause_ns: int = 0  # the longest time between two pieces of work
 
     @property
     def reported(self) -> float | None:
         """How busy the driver reports it to be, 0 to 1, whoever's work it is; None: not known."""
+        return None if self.info is None else self.info.utilization
+
+    @property
+    def reported_own(self) -> float | None:
+        """The same of this process's work alone; None: not known."""
+        return None if self.info is None else self.info.own_utilization
+
+    @property
+    def uuid(self) -> str:
+        """Which GPU it is, whatever number a process gives it; empty: not known."""
+        return "" if self.info is None else self.info.uuid
+
+    @property
+    def asked_ns(self) -> int:
+        """The time of which `reported` is the mean."""
+        return 0 if self.info is None else self.info.until_ns - self.info.since_ns
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTotal:
+    """One GPU, as all profiled processes together used it."""
+
+    busy_ns: int  # with work of any of them, what several do at once counted once
+    pause_ns: int  # the longest time between two pieces of work, whoever's
+    kernels: int
+    devices: tuple[DeviceTotal, ...]  # as each process uses it
+
+    @property
+    def index(self) -> int:
+        """The lowest number that a process gives it."""
+        return min(device.index for device in self.devices)
+
+    @property
+    def info(self) -> DeviceInfo | None:
+        """What its driver reports, from when it was asked most often; None: nothing."""
+        known = [device.info for device in self.devices if device.info is not None and device.info.samples]
+        return max(known, key=lambda info: info.samples, default=None)
+
+    @property
+    def reported(self) -> float | None:
+        """How busy the driver reports it to be, 0 to 1; None: not known."""
         return None if self.info is None else self.info.utilization
 
     @property

@@ -148,6 +148,14 @@ class DeviceInfo:
     until_ns: int
     samples: int  # so often
     reported: int  # sum of its answers, percent
+    uuid: str = ""  # which GPU it is, whatever number a process gives it; empty: not known
+    own_samples: int = 0  # so often the driver also told how busy it was with this process's work; 0: it does not tell
+    own_reported: int = 0  # sum of these answers, percent
+
+    @property
+    def own_utilization(self) -> float | None:
+        """Mean of the answers about this process's work alone, 0 to 1; None if there are none."""
+        return self.own_reported / (100 * self.own_samples) if self.own_samples else None
 
     @property
     def utilization(self) -> float | None:

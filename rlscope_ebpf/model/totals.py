@@ -22,6 +22,7 @@ from rlscope_ebpf.model.categories import (
     ThreadState,
     Wait,
 )
+from rlscope_ebpf.model.device_use import DeviceUse, DeviceUses
 from rlscope_ebpf.model.durations import NO_DURATIONS, DurationSum, DurationTotals
 from rlscope_ebpf.model.figures import (
     KNOWN_WAITS,
@@ -29,6 +30,7 @@ from rlscope_ebpf.model.figures import (
     CallTotal,
     CopyTotal,
     DeviceTotal,
+    GpuTotal,
     KernelTotal,
     OperationTotal,
     ProcessTotal,
@@ -137,6 +139,7 @@ class Totals:
         self._overlap = Overlap()
         self._overlap.on_settling = self._settle_gpu
         self._devices: dict[tuple[int, int], DeviceInfo] = {}  # (pid, number)
+        self._uses = DeviceUses()
 
     def expect_gpu(self, expected: bool) -> None:
         """Whether GPU activity may come; if not, a little work is saved. If it comes, it counts all the same."""
@@ -166,6 +169,7 @@ class Totals:
         self._gpu.advance(self.now_ns)
         self._iterations.advance(self.now_ns)
         self._overlap.advance(self.now_ns)
+        self._uses.advance(self.now_ns)
 
     def reports_known(self, until_ns: int | None) -> None:
         """All progress reports before a moment have been added, or (None) all there are: iterations can be told."""
@@ -205,6 +209,7 @@ class Totals:
                 self._probes[definition.id] = definition
             case DeviceInfo():
                 self._devices[definition.pid, definition.index] = definition
+                self._uses.define(definition)
 
     def add_intervals(self, rows: NDArray[np.void]) -> None:
         """Add rows that have INTERVAL_COLUMNS, those of one thread in order of time."""
@@ -248,6 +253,7 @@ class Totals:
                 self._process(pid)
             self._gpu.add(block, self._rows_of(block["pid"], block))
             self._overlap.add_gpu(block)
+            self._uses.add_rows(block)
 
     def operations(self) -> list[OperationTotal]:
         """One for every operation path of every phase and process, in the order in which they were first seen."""
@@ -365,10 +371,20 @@ class Totals:
         """GPUs by process and number."""
         devices = self._gpu.devices()
         busy_ns = grown(self._gpu.sums().device_ns, len(devices)).tolist()
-        return sorted(
-            (DeviceTotal(*key, ns, self._devices.get(key)) for key, ns in zip(devices, busy_ns, strict=False)),
-            key=lambda device: (device.pid, device.index),
-        )
+        uses, nothing = self._uses.by_process(), DeviceUse()
+        found = []
+        for key, ns in zip(devices, busy_ns, strict=False):
+            use = uses.get(key, nothing)
+            found.append(DeviceTotal(*key, ns, self._devices.get(key), use.kernels, use.pause_ns))
+        return sorted(found, key=lambda device: (device.pid, device.index))
+
+    def gpus(self) -> list[GpuTotal]:
+        """GPUs, whatever numbers processes give them."""
+        devices = {(device.pid, device.index): device for device in self.gpu_devices()}
+        return [
+            GpuTotal(gpu.use.busy_ns, gpu.use.pause_ns, gpu.use.kernels, tuple(devices[key] for key in gpu.devices))
+            for gpu in self._uses.gpus()
+        ]
 
     def missing(self) -> Losses:
         """`losses` with what was noticed here: GPU activity whose time is missing in `gpu_ns` and `busy_ns`."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlscope_ebpf.analysis.breakdown import Phase, Process
+from rlscope_ebpf.analysis.breakdown import Breakdown, Phase, Process
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.figures import DeviceTotal
+from rlscope_ebpf.model.figures import DeviceTotal, GpuTotal
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
 
 MUCH = 0.2
@@ -108,26 +108,92 @@ def copies(process: Process) -> Iterator[RenderableType]:
     yield found
 
 
-def devices(process: Process, share: Share) -> Iterator[RenderableType]:
-    """How long each GPU worked for the process."""
+def devices(process: Process, share: Share, *, alone: bool = True) -> Iterator[RenderableType]:
+    """How long each GPU worked for the process. `alone`: no other process used any."""
     if not process.gpu_devices:
         return
     found = new_table()
     found.add_column("GPU", no_wrap=True)
     reports = any(device.reported is not None for device in process.gpu_devices)
-    for title in ("BUSY", "OF THE TIME", *(("NVML REPORTS",) if reports else ())):
+    for title in ("BUSY", "OF THE TIME", *(("NVML REPORTS",) if reports else ()), "LONGEST PAUSE"):
         add_figures(found, title)
     for device in process.gpu_devices:
         part = share(device.busy_ns / process.duration_ns) if process.duration_ns else NOTHING
-        said = NOTHING if device.reported is None else fmt.percent(device.reported)
-        figures = (fmt.duration(device.busy_ns), part, *((said,) if reports else ()))
-        found.add_row(f"device {device.index}", *figures)
+        said = (_reported(device.reported),) if reports else ()
+        found.add_row(
+            f"device {device.index}", fmt.duration(device.busy_ns), part, *said, fmt.duration(device.pause_ns)
+        )
     yield Text()
     yield found
-    for device in process.gpu_devices:
+    for device in process.gpu_devices if alone else ():
         sentence = disagreement(device)
         if sentence:
             yield Text(sentence)
+
+
+def shared(breakdown: Breakdown, share: Share) -> Iterator[RenderableType]:
+    """What several processes made of each GPU, and what its driver reports: nothing where only one process uses any."""
+    if not is_shared(breakdown):
+        return
+    names = {process.total.info.pid: _name(process) for process in breakdown.processes}
+    found = new_table()
+    found.add_column("GPU", no_wrap=True, overflow="ellipsis", min_width=12)
+    reports = any(gpu.reported is not None for gpu in breakdown.gpus)
+    for title in (*(("NVML\nREPORTS", "REALLY\nBUSY") if reports else ("BUSY",)), "KERNELS", "LONGEST\nPAUSE"):
+        add_figures(found, title)
+    for gpu in breakdown.gpus:
+        span_ns = gpu.asked_ns or breakdown.duration_ns
+        name = fmt.printable(gpu.info.name) if gpu.info is not None else ""
+        rows: list[tuple[str, DeviceTotal | GpuTotal, float | None]] = [
+            (f"device {gpu.index}{f', {name}' if name else ''}", gpu, gpu.reported)
+        ]
+        rows += [(f"  {names.get(device.pid, '')} {device.pid}", device, device.reported_own) for device in gpu.devices]
+        for label, used, reported in rows:
+            busy = share(min(1.0, used.busy_ns / span_ns)) if span_ns else NOTHING
+            said = (_reported(reported),) if reports else ()
+            found.add_row(label, *said, busy, fmt.count(used.kernels), fmt.duration(used.pause_ns))
+    yield Text()
+    yield found
+    for gpu in breakdown.gpus:
+        sentence = shared_disagreement(gpu)
+        if sentence:
+            yield Text(sentence)
+
+
+def is_shared(breakdown: Breakdown) -> bool:
+    """Whether several processes used GPUs."""
+    return sum(process.uses_gpu for process in breakdown.processes) > 1
+
+
+def _name(process: Process) -> str:
+    return fmt.printable(process.total.metadata.get("process_name") or process.total.info.name)
+
+
+def _reported(share: float | None) -> str:
+    return NOTHING if share is None else fmt.percent(share)
+
+
+def shared_disagreement(gpu: GpuTotal) -> str:
+    """The same as `disagreement` of a GPU that several processes use."""
+    if gpu.reported is None or not gpu.asked_ns:
+        return ""
+    busy = min(1.0, gpu.busy_ns / gpu.asked_ns)
+    if abs(gpu.reported - busy) < MUCH:
+        return ""
+    whose, each = "the profiled process", ""
+    if len(gpu.devices) > 1:
+        most = min(1.0, max(device.busy_ns for device in gpu.devices) / gpu.asked_ns)
+        whose = f"{len(gpu.devices)} processes"
+        each = f", of each one for {fmt.percent(most)} at most"
+    text = (
+        f"NVML (nvidia-smi) reported device {gpu.index} to be busy for {fmt.percent(gpu.reported)} of "
+        f"{fmt.duration(gpu.asked_ns)}; work of {whose} ran there for {fmt.percent(busy)} of it{each}."
+    )
+    return f"{text} {_WHOLE_PERIODS if gpu.reported > busy else _SHORT_LOOKS}"
+
+
+_WHOLE_PERIODS = "NVML counts a whole period in which anything ran, however short, and other processes' work, too."
+_SHORT_LOOKS = "NVML's figure is a mean of short looks, and late."
 
 
 def disagreement(device: DeviceTotal) -> str:
@@ -141,8 +207,4 @@ def disagreement(device: DeviceTotal) -> str:
         f"NVML (nvidia-smi) reported device {device.index} to be busy for {fmt.percent(device.reported)} of "
         f"{fmt.duration(device.asked_ns)}; this process's work ran there for {fmt.percent(busy)} of it."
     )
-    if device.reported > busy:
-        return (
-            f"{text} NVML counts a whole period in which anything ran, however short, and other processes' work, too."
-        )
-    return f"{text} NVML's figure is a mean of short looks, and late."
+    return f"{text} {_WHOLE_PERIODS if device.reported > busy else _SHORT_LOOKS}"

@@ -10,7 +10,7 @@ from typing import Any
 from rlscope_ebpf.analysis.breakdown import Breakdown, Operation, Process
 from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
 from rlscope_ebpf.model.durations import Durations
-from rlscope_ebpf.model.figures import CallTotal, KernelTotal, OperationTotal, by_activity
+from rlscope_ebpf.model.figures import CallTotal, GpuTotal, KernelTotal, OperationTotal, by_activity
 from rlscope_ebpf.model.sampling import CONFIDENCE
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
@@ -44,7 +44,10 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     progress and metadata. Of the GPU: an operation's `gpu_activities`, and how long they were `queued` from launch to
     start (of a graph the first counts), the same per kernel; a process's `gpu_copies` by direction ("set": memory
     filled) and `gpu_ns`, in which some GPU worked for it; a device's `reported_utilization` is 0 to 1, whoever's work
-    that was, the mean over `reported_ns`. `overhead` is `plausible` as long as it is no more than the time that the
+    that was, the mean over `reported_ns`, and `reported_own_utilization` the driver's word of this process's work
+    alone, null if it gives none; `longest_pause_ns` is the longest time between two pieces of work. `gpus` has the same
+    of each GPU, whatever numbers processes give it, for all of them together: what several do at once counts once.
+    `overhead` is `plausible` as long as it is no more than the time that the
     target's threads ran; only otherwise `fraction` may be above 1. `notices` are the sentences that the profiler had
     for the user, each with its time; the `important` ones say that something is counted differently from then on.
 
@@ -104,6 +107,7 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             for notice in breakdown.notices
         ],
         "processes": [_process(process) for process in breakdown.processes],
+        "gpus": [_gpu(gpu) for gpu in breakdown.gpus],
     }
 
 
@@ -161,11 +165,28 @@ def _process(process: Process) -> dict[str, Any]:
                 "index": device.index,
                 "busy_ns": device.busy_ns,
                 "reported_utilization": device.reported,
+                "reported_own_utilization": device.reported_own,
                 "reported_ns": device.asked_ns,
+                "kernels": device.kernels,
+                "longest_pause_ns": device.pause_ns,
             }
             for device in process.gpu_devices
         ],
     }  # fmt: skip
+
+
+def _gpu(gpu: GpuTotal) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "name": "" if gpu.info is None else gpu.info.name,
+        "uuid": "" if gpu.info is None else gpu.info.uuid,
+        "busy_ns": gpu.busy_ns,
+        "kernels": gpu.kernels,
+        "longest_pause_ns": gpu.pause_ns,
+        "reported_utilization": gpu.reported,
+        "reported_ns": gpu.asked_ns,
+        "processes": [device.pid for device in gpu.devices],
+    }
 
 
 def _operation(operation: Operation) -> dict[str, Any]:

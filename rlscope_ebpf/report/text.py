@@ -96,6 +96,7 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
     yield _header(breakdown, source)
     yield from _warnings(breakdown)
     yield from _notices(breakdown)
+    yield from gpu_text.shared(breakdown, share)
     for process in breakdown.processes:
         yield Text()
         yield _process_line(process)
@@ -107,7 +108,7 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
         yield from _cuda_calls(process)
         yield from gpu_text.kernels(process, width)
         yield from gpu_text.copies(process)
-        yield from gpu_text.devices(process, share)
+        yield from gpu_text.devices(process, share, alone=not gpu_text.is_shared(breakdown))
     if not breakdown.processes:
         yield Text()
         yield Text("The trace holds no process.")

@@ -248,7 +248,17 @@ class GpuWatch:
             number = self._device_ids.setdefault((each.pid, each.index), len(self._device_ids) + 1)
             batch.definitions.append(
                 DeviceInfo(
-                    number, each.pid, each.index, each.name, each.since_ns, each.until_ns, each.samples, each.percent
+                    number,
+                    each.pid,
+                    each.index,
+                    each.name,
+                    each.since_ns,
+                    each.until_ns,
+                    each.samples,
+                    each.percent,
+                    each.uuid,
+                    each.own_samples,
+                    each.own_percent,
                 )
             )
 

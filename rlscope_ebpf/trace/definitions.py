@@ -107,6 +107,9 @@ _DEVICE: dict[str, Check] = {
     "until_ns": _count,
     "samples": _count,
     "reported": _count,
+    "uuid": _text,
+    "own_samples": _count,
+    "own_reported": _count,
 }
 
 KINDS: dict[str, tuple[type[Definition], dict[str, Check]]] = {

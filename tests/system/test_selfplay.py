@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gpu_truth import checked_report, libcupti
-from harness import ROOT, Profiler, Program, process_of, wait_for
+from harness import ROOT, Profiler, Program, process_of, rlscope, wait_for
 
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.paths import gpu_library
@@ -66,6 +66,12 @@ def _expect(document: dict[str, Any], truth: dict[str, Any]) -> None:
     assert document["session"]["gpu"] == "simulated", document["session"]["gpu_reason"]
     assert not {name: count for name, count in document["losses"].items() if name.startswith("gpu") and count}
     assert len(truth["workers"]) == WORKERS
+    (gpu,) = document["gpus"]
+    assert gpu["busy_ns"] == pytest.approx(truth["device"]["busy_ns"], rel=TOLERANCE)
+    assert gpu["longest_pause_ns"] == pytest.approx(truth["device"]["gap_ns"], rel=TOLERANCE)
+    assert gpu["kernels"] == truth["device"]["kernels"]
+    assert set(gpu["processes"]) == {worker["pid"] for worker in truth["workers"]}
+    assert gpu["reported_utilization"] > SPREAD * gpu["busy_ns"] / gpu["reported_ns"]
     for worker in truth["workers"]:
         found = process_of(document, worker["pid"])
         assert found["ppid"] == truth["pid"]
@@ -82,7 +88,10 @@ def _expect(document: dict[str, Any], truth: dict[str, Any]) -> None:
         # All of it is a leaf's, and the kernels' of evaluations are those that were launched in them.
         inclusive = sum(row["inclusive_ns"] for row in evaluations)
         assert search["evaluate_ns"] * (1 - TOLERANCE) <= inclusive <= search["around_ns"] * (1 + TOLERANCE)
+        assert told["kernels"] == device["kernels"]
+        assert told["longest_pause_ns"] == pytest.approx(device["gap_ns"], rel=TOLERANCE)
         assert told["reported_utilization"] > SPREAD * told["busy_ns"] / told["reported_ns"]
+        assert told["reported_utilization"] >= told["reported_own_utilization"] > told["busy_ns"] / told["reported_ns"]
     assert {phase["name"] for phase in process_of(document, truth["workers"][0]["pid"])["phases"]} >= {
         "selfplay",
         "train",
@@ -104,6 +113,13 @@ def test_a_command_whose_workers_share_a_gpu(
     assert profiler.wait(PATIENCE_S) == 0, profiler.errors
     assert "Traceback" not in profiler.errors, profiler.errors
     _expect(checked_report(trace), truth)
+    told = rlscope("report", trace, folder=tmp_path).stdout
+    assert re.search(r"device 0, Simulated GPU +\d", told)
+    for worker in truth["workers"]:
+        assert re.search(rf"^  {worker['name']} {worker['pid']} +\d", told, re.MULTILINE)
+    assert re.search(
+        r"NVML \(nvidia-smi\) reported device 0 to be busy for .* work of 16 processes ran there for", told
+    )
 
 
 def test_workers_that_are_there_already(

@@ -48,9 +48,13 @@ def test_json_is_valid_and_right() -> None:
     }  # fmt: skip
     assert (inference["gpu_activities"], inference["queued"]["count"]) == (60, 60)
     assert inference["queued"]["total_ns"] == 20 * (0.5 + 0.2 + 2.7) * MS
-    assert process["gpu_devices"] == [
-        {"index": 0, "busy_ns": RUNS * 26.5 * MS, "reported_utilization": None, "reported_ns": 0}
-    ]
+    (device,) = process["gpu_devices"]
+    assert (device["index"], device["busy_ns"], device["kernels"]) == (0, RUNS * 26.5 * MS, 4 * RUNS)
+    assert (device["reported_utilization"], device["reported_own_utilization"], device["reported_ns"]) == (
+        None,
+        None,
+        0,
+    )
     assert process["gpu_ns"] == RUNS * 26.5 * MS
     assert [(each["name"], each["count"], each["total_ns"]) for each in process["gpu_kernels"]] == [
         (samples.KERNELS[1], 3 * RUNS, RUNS * 23 * MS), (samples.KERNELS[0], RUNS, RUNS * 4 * MS),

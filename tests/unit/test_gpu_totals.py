@@ -21,7 +21,7 @@ from gpu_samples import MS, PID, activities, activity
 from rlscope_ebpf.model.busy_time import STRETCH_DTYPE, WINDOW_NS, BusyTime
 from rlscope_ebpf.model.categories import ThreadState
 from rlscope_ebpf.model.durations import NO_DURATIONS
-from rlscope_ebpf.model.figures import CopyTotal, DeviceTotal, OperationTotal
+from rlscope_ebpf.model.figures import CopyTotal, OperationTotal
 from rlscope_ebpf.model.gpu import GpuKind
 from rlscope_ebpf.model.histogram import RELATIVE_ERROR
 from rlscope_ebpf.model.tables import Definition, PathInfo, StringInfo
@@ -48,13 +48,17 @@ def one_thread(*rows: tuple[int, int, int, int]) -> Totals:
     return totals
 
 
+def busy(totals: Totals) -> list[tuple[int, int, int]]:
+    return [(device.pid, device.index, device.busy_ns) for device in totals.gpu_devices()]
+
+
 def test_two_streams_busy_at_once_count_once() -> None:
     totals = one_thread((1, 0, 100 * MS, RUN))
     rows = [activity(10 * MS, 30 * MS, path=1, stream=1), activity(20 * MS, 40 * MS, path=1, stream=2)]
     totals.add(samples.batch(100 * MS, gpu=activities(rows)))
     operation = by_name(totals)[PID, "op1"]
     assert (operation.gpu_ns, operation.gpu_activities) == (30 * MS, 2)
-    assert totals.gpu_devices() == [DeviceTotal(PID, 0, 30 * MS)]
+    assert busy(totals) == [(PID, 0, 30 * MS)]
     assert totals.processes()[0].gpu_ns == 30 * MS
 
 
@@ -85,7 +89,7 @@ def test_another_process_does_not_count() -> None:
     found = by_name(totals)
     assert found[100, "op1"].resources_ns["gpu_only"] == 0
     assert found[200, "op1"].resources_ns["gpu_only"] == found[200, "op1"].gpu_ns == 6 * MS
-    assert totals.gpu_devices() == [DeviceTotal(200, 0, 4 * MS), DeviceTotal(200, 1, 4 * MS)]
+    assert busy(totals) == [(200, 0, 4 * MS), (200, 1, 4 * MS)]
 
 
 def test_corrected_resources_add_up_to_corrected_time() -> None:
@@ -147,7 +151,7 @@ def test_what_comes_after_its_time_was_settled_is_counted() -> None:
     operation = by_name(totals)[PID, "op1"]
     assert operation.gpu_ns == operation.resources_ns["cpu_gpu"] == 3 * S
     assert operation.gpu_activities == 3
-    assert totals.gpu_devices() == [DeviceTotal(PID, 0, 3 * S)]
+    assert busy(totals) == [(PID, 0, 3 * S)]
 
 
 def test_what_waits_is_bounded() -> None:

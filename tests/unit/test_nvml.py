@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,7 +22,7 @@ from rlscope_ebpf.capture import nvml
 from rlscope_ebpf.capture.nvml import Utilization, _Device, devices_of
 from rlscope_ebpf.live.model import LiveModel
 from rlscope_ebpf.model.figures import DeviceTotal
-from rlscope_ebpf.model.tables import DeviceInfo
+from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
 from rlscope_ebpf.report import gpu_text, json, text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,3 +195,32 @@ def test_it_reaches_report_and_screen() -> None:
     batch.definitions.append(_info(97))
     live.batch(batch)
     assert [row.reported for row in live.snapshot().gpu_devices] == [0.97]
+
+
+def test_several_processes_on_one_gpu_are_a_table_and_a_sentence() -> None:
+    trace = samples.gpu_training()
+    alone = text.report_text(break_down(trace), 100)
+    assert "LONGEST PAUSE" in alone
+    assert "REALLY" not in alone
+    rows = trace.tables["gpu"].copy()
+    rows["pid"] = 101
+    trace.tables["gpu"] = np.concatenate([trace.tables["gpu"], rows])
+    trace.define(ProcessInfo(101, 100, "worker", ("worker",), samples.START_NS))
+    for number, pid in enumerate((100, 101), 1):
+        until_ns = samples.START_NS + 10**10
+        trace.define(
+            DeviceInfo(number, pid, 0, "H200", samples.START_NS, until_ns, 4, 4 * 97, "GPU-1", 4, 4 * (50 + number))
+        )
+    value = break_down(trace)
+    (gpu,) = value.gpus
+    own = [device for process in value.processes for device in process.gpu_devices if device.index == 0]
+    assert [device.busy_ns for device in own] == [gpu.busy_ns] * 2  # both at the same times
+    assert [device.reported_own for device in own] == [0.51, 0.52]
+    (said,) = json.report_dict(value)["gpus"]
+    assert said["kernels"] == 2 * own[0].kernels > 0
+    assert (said["uuid"], said["processes"], said["reported_utilization"]) == ("GPU-1", [100, 101], 0.97)
+    shown = text.report_text(value, 60)
+    assert "REALLY" in shown
+    assert "worker 101" in shown
+    assert "of 2 processes ran there for" in " ".join(shown.split())
+    assert "this process's work ran there" not in shown

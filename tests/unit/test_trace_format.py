@@ -129,6 +129,9 @@ def test_the_golden_trace_reads_as_it_did(version: str) -> None:
         "devices": [],
         **golden_trace.expected(version),
     }  # what a version did not know it had not
+    expected["devices"] = [
+        {"uuid": "", "own_samples": 0, "own_reported": 0, **device} for device in expected["devices"]
+    ]
     intervals = expected["tables"]["intervals"]
     for column in ("overhead_ns", "sampled", "wait"):
         intervals.setdefault(column, [0] * len(intervals["thread"]))
