@@ -92,10 +92,7 @@ def _expect(document: dict[str, Any], truth: dict[str, Any]) -> None:
         assert told["longest_pause_ns"] == pytest.approx(device["gap_ns"], rel=TOLERANCE)
         assert told["reported_utilization"] > SPREAD * told["busy_ns"] / told["reported_ns"]
         assert told["reported_utilization"] >= told["reported_own_utilization"] > told["busy_ns"] / told["reported_ns"]
-    assert {phase["name"] for phase in process_of(document, truth["workers"][0]["pid"])["phases"]} >= {
-        "selfplay",
-        "train",
-    }
+        assert {phase["name"] for phase in found["phases"]} >= {"selfplay", "train"}
 
 
 def test_a_command_whose_workers_share_a_gpu(
@@ -116,7 +113,7 @@ def test_a_command_whose_workers_share_a_gpu(
     told = rlscope("report", trace, folder=tmp_path).stdout
     assert re.search(r"device 0, Simulated GPU +\d", told)
     for worker in truth["workers"]:
-        assert re.search(rf"^  {worker['name']} {worker['pid']} +\d", told, re.MULTILINE)
+        assert re.search(rf"^  \S+ {worker['pid']} +\d", told, re.MULTILINE)
     assert re.search(
         r"NVML \(nvidia-smi\) reported device 0 to be busy for .* work of 16 processes ran there for", told
     )
