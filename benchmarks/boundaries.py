@@ -1,6 +1,6 @@
 """What to probe for PyTorch: what each choice tells, held against the program's own stamps, and what it costs.
 
-As a compact table, one row a choice: `python -m benchmarks.boundaries [--quick] [--device cpu|cuda]`.
+As a compact table, one row a choice: `python -m benchmarks.boundaries [--device cuda] [--rounds 8]`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import re
 import select
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 import rlscope_ebpf
 from benchmarks.engines import loaded_engine
 from benchmarks.figures import Benchmark, Effort, Figure, Results
+from benchmarks.machine import software, this_machine
 from benchmarks.processes import Attached, BenchmarkError, Target, need_profiler
 from rlscope_ebpf.calibration.in_passing import calibration_for
 from rlscope_ebpf.capture.catalogue import Entry, Library, builtin_catalogue
@@ -56,6 +58,7 @@ WORKLOADS = {"mlp": "small network and Adam", "ppo": "Stable-Baselines3 PPO"}
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 OPERATIONS = ("predict", "train")
 
+ROUNDS = 15
 _STAMPED_WINDOWS = 2  # of a round
 _SESSION_WINDOWS = 12
 _SETTLING_S = 4.0
@@ -110,6 +113,14 @@ class Choice:
     samples: bool = False
 
 
+MAY_COPY = frozenset(
+    (
+        *("as_tensor", "contiguous", "cpu", "cuda", "flatten", "pin_memory", "ravel", "reshape", "reshape_as"),
+        *("resolve_conj", "resolve_neg", "to"),
+    )
+)
+"""Of what PyTorch declares a view: these copy where they must."""
+
 _MARKERS = frozenset({Group.MARKER})
 _OPERATORS = _MARKERS | {Group.BOUNDARY}
 
@@ -117,9 +128,7 @@ CHOICES = (
     Choice("markers", "markers alone", _MARKERS, tells=None),
     Choice("operators", "operators, entry and return", _OPERATORS),
     Choice("entries", "operators, entry only", _OPERATORS, ends=False),
-    Choice(
-        "views", "operators and views", _OPERATORS, _with_trivial, only=lambda name: is_probed(name) or is_view(name)
-    ),
+    Choice("no_views", "operators but those that make views", _OPERATORS, only=lambda name: not is_view(name)),
     Choice("trivial", "operators and those left out as trivial", _OPERATORS, _with_trivial),
     Choice("gil", "interpreter lock", _MARKERS | {Group.GIL}, tells=Category.OTHER),
     Choice("frames", "interpreter entry", _MARKERS | {Group.REENTRY}, _with_frames),
@@ -164,14 +173,16 @@ class Told:
 
 
 def _operations(answer: Mapping[str, Any]) -> dict[str, Operation]:
-    """As the target tells; with a reference, what its stamps take between them is taken out."""
-    empty_ns = float(answer.get("empty_ns", 0.0))
+    """As the target tells. What its stamps take is taken out; `calls` are those that are to be found by probes."""
     found = {}
     for name, row in answer["operations"].items():
-        calls = int(row.get("calls", 0))
-        backend_ns = max(0.0, row.get("backend_ns", 0) - calls * empty_ns)
+        functions = row.get("functions", {})
+        stamped = sum(count for count, _ in functions.values())
+        backend_ns = sum(took_ns for _, took_ns in functions.values()) - stamped * answer.get("between_ns", 0.0)
+        wall_ns = row["wall_ns"] - stamped * answer.get("more_ns", 0.0)
         if row["count"]:
-            found[name] = Operation(row["count"], row["wall_ns"], backend_ns, calls)
+            calls = sum(count for function, (count, _) in functions.items() if is_probed(function))
+            found[name] = Operation(row["count"], wall_ns, backend_ns, calls)
     return found
 
 
@@ -180,10 +191,8 @@ def _operators() -> Entry:
     return next(entry for entry in _torch(builtin_catalogue()).entries if entry.contains == "THPVariable_")
 
 
-def is_probed(name: str, *, views: bool = False) -> bool:
-    """Whether the catalogue takes what Python calls by this name (`add`, `__add__`); `views`: or what makes views."""
-    if views and is_view(name):
-        return True
+def is_probed(name: str) -> bool:
+    """Whether the catalogue takes what Python calls by this name: `add`, `__add__`."""
     if name in ("run_backward", "apply"):  # of the engine, and of functions with a backward pass of their own
         return True
     name = re.sub(r"__i?(\w+)__", r"\1", name)
@@ -192,8 +201,8 @@ def is_probed(name: str, *, views: bool = False) -> bool:
 
 
 def is_view(name: str) -> bool:
-    """Whether the function of this name makes a view of a tensor, if it does not have to copy it."""
-    return name.rstrip("_") in _views()
+    """Whether the function of this name only makes a view of a tensor, and never has to copy it."""
+    return name.rstrip("_") in _views() - MAY_COPY
 
 
 @functools.cache
@@ -341,8 +350,9 @@ def _figures(workload: str, device: str) -> Iterable[Figure]:
         yield figure(choice.key, "slowdown", f"{choice.what}: CPU time to time without", "x", 3)
         yield figure(choice.key, "hits", f"{choice.what}: hits", "per step", 1)
         yield figure(choice.key, "per hit", f"{choice.what}: CPU time of a hit, in place", "ns", 0)
-        if choice.tells is not None:
+        if choice.tells == Category.BACKEND:
             yield figure(choice.key, "found", f"{choice.what}: calls found, of those that the stamps tell", "%", 1)
+        if choice.tells is not None:
             for operation in OPERATIONS:
                 yield figure(choice.key, f"{operation} raw", f"{choice.what}: {operation}, raw, off by", "points", 1)
                 yield figure(
@@ -363,8 +373,9 @@ class Measurement:
         self._capture = Capture(engine, target, calibration_for(engine, said.append))
         self._line = f"run {ITERATIONS[workload]}"
         self._last: dict[str, Any] = {}
-        self._plain_ns: dict[str, list[float]] = defaultdict(list)  # by operation, of one
-        self._stamped_ns: dict[str, list[float]] = defaultdict(list)  # of one, spent in PyTorch
+        self._truth: dict[str, list[float]] = defaultdict(list)  # shares, by operation
+        self._made: dict[str, list[float]] = defaultdict(list)  # calls in one operation, by its name
+        self._found: dict[str, list[float]] = defaultdict(list)  # calls in one of each operation, by choice
         self._shares: dict[tuple[str, str, str], list[float]] = defaultdict(list)
 
     def _add(self, choice: str, what: str, value: float) -> None:
@@ -372,8 +383,6 @@ class Measurement:
 
     def _run_plain(self) -> dict[str, Any]:
         self._last = json.loads(self._target.ask(self._line))
-        for name, each in _operations(self._last).items():
-            self._plain_ns[name].append(each.wall_ns / each.count)
         return self._last
 
     def rounds(self, count: int) -> None:
@@ -388,25 +397,26 @@ class Measurement:
             for choice in order:
                 self._one(choice)
             print(".", end="", file=sys.stderr, flush=True)
-        for choice in CHOICES:
-            if choice.tells is not None:
-                self._calls_found(choice)
 
     def _reference(self) -> None:
-        """PyTorch's true share of each operation: the stamps' time, of time without them."""
+        """PyTorch's true share of each operation, and its calls."""
         before = self._last
         answer = json.loads(self._target.ask(f"{self._line} reference"))
         after = self._run_plain()
         self._add("reference", "slowdown", 2 * answer["cpu_s"] / (before["cpu_s"] + after["cpu_s"]))
         calls, times = Counter[bool](), Counter[bool]()
-        for name, (count, took_ns) in answer["functions"].items():
-            probed = is_probed(name)
-            calls[probed] += count
-            times[probed] += max(0, round(took_ns - count * answer["empty_ns"]))
+        for row in answer["operations"].values():
+            for name, (count, took_ns) in row.get("functions", {}).items():
+                probed = is_probed(name)
+                calls[probed] += count
+                times[probed] += max(0, round(took_ns - count * answer["between_ns"]))
         self._add("reference", "trivial calls", 100 * calls[False] / calls.total())
         self._add("reference", "trivial time", 100 * times[False] / times.total())
         for name, each in _operations(answer).items():
-            self._stamped_ns[name].append(each.backend_ns / each.count)
+            if name in OPERATIONS:
+                self._truth[name].append(each.share)
+                self._made[name].append(each.calls / each.count)
+                self._add("reference", f"{name} share", 100 * each.share)
 
     def _others(self) -> None:
         answer = json.loads(self._target.ask(f"{self._line} others"))
@@ -429,32 +439,20 @@ class Measurement:
         for name in OPERATIONS:
             for what, found in (("raw", told.raw), ("corrected", told.corrected)):
                 self._shares[choice.key, name, what].append(found[name].share if name in found else 0.0)
+        calls = {name: each.calls / each.count for name, each in told.raw.items()}
+        self._found[choice.key].append(sum(calls.get(name, 0.0) for name in OPERATIONS))
 
     def judge(self) -> None:
-        """Hold the shares that were told against the truth, which all rounds together tell best."""
-        for name in OPERATIONS:
-            plain_ns = statistics.median(self._plain_ns[name])
-            truth = statistics.median(self._stamped_ns[name]) / plain_ns
-            self._results.add(
-                _key(self._workload, "reference", f"{name} share"),
-                *(100 * each / plain_ns for each in self._stamped_ns[name]),
-            )
-            for (choice, operation, what), shares in self._shares.items():
-                if operation == name:
-                    self._results.add(
-                        _key(self._workload, choice, f"{name} {what}"), *(100 * (share - truth) for share in shares)
-                    )
-
-    def _calls_found(self, choice: Choice) -> None:
-        """Of a window with both stamps and probes: in all operations together."""
-        answer, told = self._capture.window(choice, f"{self._line} reference")
-        made = sum(count for name, (count, _) in answer["functions"].items() if is_probed(name))
-        untracked = int(answer["operations"].get("", {}).get("calls", 0))
-        everything = sum(count for count, _ in answer["functions"].values())
-        inside = sum(row.get("calls", 0) for name, row in answer["operations"].items() if name)
-        found = sum(each.calls for each in told.raw.values())
-        assert untracked + inside == everything
-        self._add(choice.key, "found", 100 * found / (made * inside / everything))
+        """Hold what was told against the truth, which all rounds together tell best."""
+        truth = {name: statistics.median(shares) for name, shares in self._truth.items()}
+        for (key, name, what), shares in self._shares.items():
+            for share in shares:
+                self._add(key, f"{name} {what}", 100 * (share - truth[name]))
+        made = sum(statistics.median(self._made[name]) for name in OPERATIONS)
+        for choice in CHOICES:
+            if choice.tells == Category.BACKEND:
+                for found in self._found[choice.key]:
+                    self._add(choice.key, "found", 100 * found / made)
 
     def sessions(self, count: int) -> None:
         """The profiler as a person runs it."""
@@ -487,17 +485,26 @@ class Measurement:
         return found
 
 
-def _measure(results: Results, effort: Effort, device: str) -> None:
+def _before_others() -> tuple[str, ...]:
+    """How to start a program that nobody else preempts; not at all where that is not allowed."""
+    try:
+        allowed = subprocess.run([*REALTIME, "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    return REALTIME if allowed else ()
+
+
+def _measure(results: Results, device: str, rounds: int, sessions: int, workloads: Iterable[str]) -> None:
     need_profiler()
-    for workload in WORKLOADS:
+    for workload in workloads:
         print(f"\n  {workload} ", end="", file=sys.stderr, flush=True)
         keys = [figure.key for figure in _figures(workload, device)]
         try:
-            command: list[str | Path] = [*REALTIME, sys.executable, TARGET, workload, device]
+            command: list[str | Path] = [*_before_others(), sys.executable, TARGET, workload, device]
             with Target(command) as target, loaded_engine() as engine:
                 measurement = Measurement(results, workload, engine, target)
-                measurement.rounds(effort.of(15, 2))
-                measurement.sessions(effort.of(3, 1))
+                measurement.rounds(rounds)
+                measurement.sessions(sessions)
                 measurement.judge()
         except BenchmarkError as error:
             results.not_measured(str(error), *keys)
@@ -505,12 +512,12 @@ def _measure(results: Results, effort: Effort, device: str) -> None:
 
 def measure_cpu(results: Results, effort: Effort) -> None:
     """On the CPU."""
-    _measure(results, effort, "cpu")
+    _measure(results, "cpu", effort.of(ROUNDS, 2), effort.of(3, 1), WORKLOADS)
 
 
 def measure_gpu(results: Results, effort: Effort) -> None:
     """With the network on a GPU."""
-    _measure(results, effort, "cuda")
+    _measure(results, "cuda", effort.of(ROUNDS, 2), effort.of(3, 1), WORKLOADS)
 
 
 # The compact table ---------------------------------------------------------------------------------------------------
@@ -563,14 +570,17 @@ def _summary(results: Results, workload: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.boundaries", description=__doc__)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", choices=DEVICES, default="cpu")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="some twenty seconds each, per program")
+    parser.add_argument("--program", action="append", choices=WORKLOADS)
     options = parser.parse_args()
-    benchmark = BENCHMARK if options.device == "cpu" else GPU_BENCHMARK
-    results = Results(benchmark.figures)
-    benchmark.measure(results, Effort(options.quick))
-    for workload, what in WORKLOADS.items():
-        print(f"\n{what}, {DEVICES[options.device]}: {_summary(results, workload)}\n\n{compact(results, workload)}")
+    results = Results([figure for workload in WORKLOADS for figure in _figures(workload, options.device)])
+    programs = options.program or list(WORKLOADS)
+    _measure(results, options.device, options.rounds, 1 + (options.rounds > 2), programs)
+    print(f"{this_machine()}; {software()}")
+    for workload in programs:
+        about = f"{WORKLOADS[workload]}, {DEVICES[options.device]}"
+        print(f"\n{about}: {_summary(results, workload)}\n\n{compact(results, workload)}")
     for key, reason in results.reasons.items():
         print(f"{key}: {reason}", file=sys.stderr)
 

@@ -2,8 +2,8 @@
 
 Prints `READY pid`. Answers "run N" with what N iterations took, as JSON: `cpu_s` of the training thread, and by
 operation its `count` and `wall_ns`, self time. With "run N reference" PyTorch's functions are wrapped meanwhile (see
-`torch_reference`), and there are also `calls` and `backend_ns` by operation, `functions` by name, and `empty_ns`. With
-"run N others" it is those that concern no tensor.
+`torch_reference`), and there are also `functions` by operation and name, with count and ns, and what stamping takes:
+`between_ns`, `more_ns`. With "run N others" it is those functions that concern no tensor.
 
 * `mlp`: 16 steps of a cart-pole written in Python, each with a forward pass of a small network for one observation;
   then a training step with Adam on a batch of 64.
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -166,11 +167,11 @@ def main() -> None:
             },
         }
         if recorder is not None:
-            answer["empty_ns"] = references[wants[0]].empty_ns()
-            for path, calls in recorder.operations.items():
-                row = answer["operations"].setdefault(path, {"count": 0, "wall_ns": 0})
-                row["calls"], row["backend_ns"] = calls.count, calls.ns
-            answer["functions"] = {name: [calls.count, calls.ns] for name, calls in recorder.functions.items()}
+            answer |= asdict(references[wants[0]].stamping())
+            for (operation, name), calls in recorder.functions.items():
+                answer["operations"].setdefault(operation, {"count": 0, "wall_ns": 0}).setdefault("functions", {})[
+                    name
+                ] = [calls.count, calls.ns]
         print(json.dumps(answer), flush=True)
 
 

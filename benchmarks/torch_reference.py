@@ -5,7 +5,7 @@ those that do next to nothing (`size`, `dim`). Not wrapped are attributes (`shap
 concerns no tensor (whether gradients are on, whether something is traced) is wrapped in a `Reference` of its own.
 
 A stamp of `perf_counter_ns` is taken right before the call and right after it, so what is between two stamps for
-nothing (`empty_ns`) is known and can be taken out.
+nothing (`Stamping`) is known and can be taken out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EMPTY_CALLS = 20_000
 
 @dataclass(slots=True)
 class Calls:
-    """Of one operation: outermost calls and their time, empty stamps included."""
+    """Outermost calls of one function and their time, what is between the stamps for nothing included."""
 
     count: int = 0
     ns: int = 0
@@ -34,16 +34,15 @@ class Calls:
 
 @dataclass(slots=True)
 class Recorder:
-    """Adds up by operation; `functions` by name of the function, whatever the operation."""
+    """Adds up by operation and name of the function."""
 
     operation: str = ""
     inside: bool = False
-    operations: dict[str, Calls] = field(default_factory=dict)
-    functions: dict[str, Calls] = field(default_factory=dict)
+    functions: dict[tuple[str, str], Calls] = field(default_factory=dict)
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, stamped. What it calls while it runs belongs to it."""
-        recorder, operations, functions, clock = self, self.operations, self.functions, perf_counter_ns
+        recorder, functions, clock = self, self.functions, perf_counter_ns
 
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
             if recorder.inside:
@@ -55,19 +54,21 @@ class Recorder:
             finally:
                 took = clock() - begun
                 recorder.inside = False
-                for key, table in ((recorder.operation, operations), (name, functions)):
-                    calls = table.get(key)
-                    if calls is None:
-                        calls = table[key] = Calls()
-                    calls.count += 1
-                    calls.ns += took
+                calls = functions.get((recorder.operation, name))
+                if calls is None:
+                    calls = functions[recorder.operation, name] = Calls()
+                calls.count += 1
+                calls.ns += took
 
         return wrapped
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self.operations.clear()
-        self.functions.clear()
+
+@dataclass(frozen=True, slots=True)
+class Stamping:
+    """What a stamped call of a function that does nothing takes, in ns."""
+
+    between_ns: float  # the stamps, the call itself included
+    more_ns: float  # than the same call without stamps
 
 
 class Reference:
@@ -83,7 +84,7 @@ class Reference:
             self._prepare()
 
     def __enter__(self) -> Recorder:
-        self.recorder.clear()
+        self.recorder.functions.clear()
         for owner, name, wrapper, _ in self._put:
             setattr(owner, name, wrapper)
         return self.recorder
@@ -138,13 +139,18 @@ class Reference:
                 if wrapper is not None:
                     self._put.append((module, name, wrapper, value))
 
-    def empty_ns(self) -> float:
-        """Time between the stamps of a call that does nothing."""
+    def stamping(self) -> Stamping:
+        """Measured now, since the machine's speed changes."""
         recorder = Recorder()
-        nothing = recorder.wrap("", str.isascii)
+        plain, stamped = str.isascii, recorder.wrap("", str.isascii)
+        begun = perf_counter_ns()
         for _ in range(_EMPTY_CALLS):
-            nothing("")
-        return recorder.functions[""].ns / recorder.functions[""].count
+            plain("")
+        middle = perf_counter_ns()
+        for _ in range(_EMPTY_CALLS):
+            stamped("")
+        more = perf_counter_ns() - middle - (middle - begun)
+        return Stamping(recorder.functions["", ""].ns / _EMPTY_CALLS, more / _EMPTY_CALLS)
 
 
 def _is_method(found: object, owner: type) -> bool:
