@@ -182,7 +182,7 @@ def test_the_interval_of_a_median_holds_it_and_narrows() -> None:
 def test_functions_of_pytorch_by_what_python_calls_them() -> None:
     probed = ["add", "__add__", "__iadd__", "__getitem__", "linear", "item", "run_backward"]
     assert [name for name in probed if not boundaries.is_probed(name)] == []
-    assert [name for name in ("size", "dim", "is_complex") if boundaries.is_probed(name)] == []
+    assert [name for name in ("size", "dim", "is_complex", "detach") if boundaries.is_probed(name)] == []
 
 
 def test_boundary_choices_as_a_table() -> None:
