@@ -6,6 +6,7 @@ A program works all the time and notes how long its iterations take, in windows 
 meanwhile, different ones in turn: medians of the windows with one are compared with those just before and after it.
 
 * mlp, ppo, a2c: `attach` to a launch-bound loop, and to PPO and A2C of Stable-Baselines3
+* short: less of mlp
 * run: the same of `run`, in pairs of processes
 * others: torch.profiler and cupti-python on the launch-bound loop
 * together: kernel times by helper, torch.profiler and cupti-python, in turns, in one process
@@ -218,6 +219,7 @@ PARTS = {
     "mlp": partial(attaches, part="mlp", options=OPTIONS),
     "ppo": partial(attaches, part="ppo", options=SHORTER),
     "a2c": partial(attaches, part="a2c", options=SHORTER, rounds=2),
+    "short": partial(attaches, part="mlp", options={name: OPTIONS[name] for name in ("default", "samples")}, rounds=2),
     "run": run,
     "others": others,
     "together": together,
