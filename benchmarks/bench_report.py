@@ -1,7 +1,8 @@
 """Seconds that `report` takes on a trace of ten million intervals (goal: 10 s).
 
 Writes a synthetic trace (two processes, eight threads, a training loop of nine operations in two phases, with calls
-into a simulator, a backend and CUDA) through the real writer, then runs the real command on it in a process of its own.
+into a simulator, a backend and CUDA, and a progress report of each process every 10 ms) through the real writer, then
+runs the real command on it in a process of its own.
 
     python benchmarks/bench_report.py [--rows 10000000] [--keep FILE]
 """
@@ -27,11 +28,13 @@ from rlscope_ebpf.model.categories import Category, Opened, ThreadState
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import (
     INTERVAL_DTYPE,
+    MARK_DTYPE,
     SPAN_DTYPE,
     Batch,
     Counters,
     Definition,
     Losses,
+    MarkKind,
     PathInfo,
     ProbeInfo,
     ProcessInfo,
@@ -42,6 +45,7 @@ from rlscope_ebpf.trace.writer import TraceWriter
 
 GOAL_S = 10.0
 THREADS = 8
+ITERATION_NS = 10_000_000
 OPERATIONS = ("rollout", "inference", "env.step", "store", "train", "sample", "forward", "backprop", "optimizer")
 FLUSH_ROWS = 200_000
 START_NS = 1_000_000_000
@@ -64,8 +68,9 @@ def definitions() -> list[Definition]:
 
 
 def batch(random: np.random.Generator, rows: int, now_ns: NDArray[np.int64], phase: int) -> Batch:
-    """`rows` intervals of all threads, and a span for every fifth; moves each thread's `now_ns` on."""
+    """`rows` intervals of all threads, a span for every fifth, and reports; moves each thread's `now_ns` on."""
     per_thread = rows // THREADS
+    before_ns = now_ns.copy()
     parts = []
     for thread in range(1, THREADS + 1):
         part = np.zeros(per_thread, INTERVAL_DTYPE)
@@ -92,7 +97,19 @@ def batch(random: np.random.Generator, rows: int, now_ns: NDArray[np.int64], pha
     spans["phase"] = phase
     spans["end_ns"] = np.sort(random.integers(START_NS, int(now_ns.min()), len(spans)))
     spans["start_ns"] = spans["end_ns"] - 1000
-    return Batch(int(now_ns.max()), [], {"intervals": intervals, "spans": spans}, Losses(), Counters())
+    marks = []
+    for thread in (1, 2):  # of either process
+        times = np.arange(-(-before_ns[thread - 1] // ITERATION_NS), -(-now_ns[thread - 1] // ITERATION_NS))
+        part = np.zeros(len(times), MARK_DTYPE)
+        part["thread"], part["kind"], part["time_ns"], part["a"] = (
+            thread,
+            MarkKind.PROGRESS,
+            times * ITERATION_NS,
+            times,
+        )
+        marks.append(part)
+    tables = {"intervals": intervals, "spans": spans, "marks": np.concatenate(marks)}
+    return Batch(int(now_ns.min()), [], tables, Losses(), Counters())
 
 
 def write(path: Path, rows: int) -> None:

@@ -36,18 +36,19 @@ COLUMNS = 3 * _CATEGORIES + 3
 
 @dataclass(slots=True)
 class _Rows:
-    """Intervals as columns."""
+    """Intervals as columns, as far as possible those of the table itself."""
 
     pid: NDArray[np.uint32]
     thread: Ints
     start_ns: Ints
     end_ns: Ints
-    cost_ns: Ints
+    cost_ns: NDArray[np.uint32]
     path: NDArray[np.uint32]
     category: NDArray[np.uint8]
-    kind: NDArray[np.int16]  # of transition: category before * categories + category; -1: none
-    running: NDArray[np.bool_]
-    sampled: NDArray[np.bool_]
+    origin: NDArray[np.uint8]
+    opened: NDArray[np.uint8]
+    state: NDArray[np.uint8]
+    sampled: NDArray[np.uint8]
 
     def take(self, at: Ints) -> _Rows:
         return _Rows(*(getattr(self, name)[at] for name in self.__slots__))
@@ -120,20 +121,18 @@ class Iterations:
         some_late = bool(late.any())
         if not self._processes and not some_late:
             return
-        category = np.minimum(rows["category"], Category.OTHER)
-        origin = np.minimum(rows["origin"], Category.OTHER)
-        called = (rows["opened"] == Opened.CALL) & (origin != category)
         columns = _Rows(
             pid=pid,
             thread=thread,
             start_ns=start_ns,
             end_ns=end_ns,
-            cost_ns=rows["overhead_ns"].astype(np.int64),
+            cost_ns=rows["overhead_ns"],
             path=rows["path"],
-            category=category,
-            kind=np.where(called, origin * np.int16(_CATEGORIES) + category, -1).astype(np.int16),
-            running=rows["state"] == ThreadState.RUNNING,
-            sampled=rows["sampled"] != 0,
+            category=rows["category"],
+            origin=rows["origin"],
+            opened=rows["opened"],
+            state=rows["state"],
+            sampled=rows["sampled"],
         )
         if some_late:
             columns = self._hold(columns, late)
@@ -203,8 +202,8 @@ class Iterations:
         begun = waiting.start_ns < self._known_ns
         cut = waiting.take(np.flatnonzero(begun))
         waiting.start_ns = np.maximum(waiting.start_ns, self._known_ns)
-        waiting.cost_ns = np.where(begun, 0, waiting.cost_ns)
-        waiting.kind = np.where(begun, np.int16(-1), waiting.kind)
+        waiting.cost_ns[begun] = 0
+        waiting.opened[begun] = Opened.CONTINUED
         cut.end_ns = np.full(len(cut.pid), self._known_ns, np.int64)
         self._held = waiting if self._held is None else self._held + waiting
         return rows.take(np.flatnonzero(~late)) + cut
@@ -212,10 +211,8 @@ class Iterations:
     def _add(self, rows: _Rows) -> None:
         for pid, process in self._processes.items():
             mine = rows.pid == pid
-            if mine.all():
-                _add_rows(process, rows)
-            elif mine.any():
-                _add_rows(process, rows.take(np.flatnonzero(mine)))
+            if mine.any():
+                _add_rows(process, rows, np.arange(len(mine)) if mine.all() else np.flatnonzero(mine))
 
     def _add_samples(self) -> None:
         held, self._held_samples = self._held_samples, []
@@ -236,65 +233,67 @@ def _reserve(process: _Process, iterations: int) -> None:
     process.sums, process.transitions = grown(process.sums, iterations), grown(process.transitions, iterations)
 
 
-def _add_rows(process: _Process, rows: _Rows) -> None:
-    """Add what one process's threads did."""
+def _add_rows(process: _Process, rows: _Rows, mine: Ints) -> None:
+    """Add what one process's threads did: the rows of these numbers."""
     bounds = process.time_ns
-    first = np.searchsorted(bounds, rows.start_ns, side="right") - 1
-    last = np.maximum(np.searchsorted(bounds, rows.end_ns, side="left") - 1, first)
-    highest = int(last.max(initial=-1))
+    start_ns, end_ns, thread = rows.start_ns[mine], rows.end_ns[mine], rows.thread[mine]
+    first = np.searchsorted(bounds, start_ns, side="right") - 1
+    following_ns = np.append(bounds, _FOREVER)[first + 1]
+    beyond = np.flatnonzero(end_ns > following_ns)
+    last = np.searchsorted(bounds, end_ns[beyond], side="left") - 1
+    highest = int(max(first.max(initial=-1), last.max(initial=-1)))
     if highest < 0:
         return
     _reserve(process, highest + 1)
 
     begun = first >= 0
-    calls = np.flatnonzero((rows.kind >= 0) & begun)
-    _count(process.transitions, first[calls], rows.kind[calls].astype(np.int64))
+    calls = np.flatnonzero((rows.opened[mine] == Opened.CALL) & begun)
+    category, origin = (
+        np.minimum(column[mine[calls]], Category.OTHER).astype(np.int64) for column in (rows.category, rows.origin)
+    )
+    changes = np.flatnonzero(category != origin)
+    _count(process.transitions, first[calls[changes]], (origin * _CATEGORIES + category)[changes])
 
-    duration_ns = rows.end_ns - rows.start_ns
-    over_bound = np.flatnonzero(last > first)
-    own = np.flatnonzero(begun & (process.thread[first] == rows.thread))  # of the thread that reports
-    rest = np.flatnonzero(begun & rows.running & (process.thread[first] != rows.thread))
-    if len(over_bound):
-        duration_ns[over_bound] = bounds[first[over_bound] + 1] - rows.start_ns[over_bound]
-    low, size = int(max(0, first.min())), highest + 1
+    duration_ns = np.minimum(end_ns, following_ns) - start_ns
+    ours = process.thread[first] == thread
+    own = np.flatnonzero(begun & ours)  # of the thread that reports
+    rest = np.flatnonzero(begun & ~ours & (rows.state[mine] == ThreadState.RUNNING))
+    low = int(max(0, first.min()))
     _sum(process.sums[:, OTHERS], first[rest], duration_ns[rest], low)
-    _add_own(process, first[own], rows.take(own), duration_ns[own], rows.cost_ns[own], low)
-    if not len(over_bound):
+    _add_own(process, first[own], rows, mine[own], duration_ns[own], rows.cost_ns[mine[own]].astype(np.int64), low)
+    if not len(beyond):
         return
     # The further pieces of what goes on over ends of iterations.
-    pieces = last[over_bound] - first[over_bound]
-    source = np.repeat(over_bound, pieces)
-    within = np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    at = first[source] + 1 + within
-    ends = np.minimum(np.append(bounds[1:], _FOREVER)[at], rows.end_ns[source])
-    duration_ns = ends - bounds[at]
-    ours = process.thread[at] == rows.thread[source]
-    rest = np.flatnonzero(~ours & rows.running[source])
+    pieces = last - first[beyond]
+    source = np.repeat(beyond, pieces)
+    at = first[source] + 1 + np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    duration_ns = np.minimum(np.append(bounds[1:], _FOREVER)[at], end_ns[source]) - bounds[at]
+    ours = process.thread[at] == thread[source]
+    rest = np.flatnonzero(~ours & (rows.state[mine[source]] == ThreadState.RUNNING))
     own = np.flatnonzero(ours)
-    _sum(process.sums[:size, OTHERS], at[rest], duration_ns[rest], 0)
-    _add_own(process, at[own], rows.take(source[own]), duration_ns[own], np.zeros(len(own), np.int64), 0)
+    _sum(process.sums[:, OTHERS], at[rest], duration_ns[rest], 0)
+    _add_own(process, at[own], rows, mine[source[own]], duration_ns[own], np.zeros(len(own), np.int64), 0)
 
 
-def _add_own(process: _Process, at: Ints, rows: _Rows, duration_ns: Ints, cost_ns: Ints, low: int) -> None:
-    """Add pieces of the reporting thread's time to iterations `at`, none below `low`."""
+def _add_own(process: _Process, at: Ints, rows: _Rows, which: Ints, duration_ns: Ints, cost_ns: Ints, low: int) -> None:
+    """Add pieces of the reporting thread's time, of the rows `which`, to iterations `at`, none below `low`."""
     if not len(at):
         return
     number = int(at.max()) + 1 - low
-    if rows.sampled.any():
+    sampled, path = rows.sampled[which] != 0, rows.path[which]
+    exact_ns, exact_cost = duration_ns, cost_ns
+    if sampled.any():
         for column, values in ((SAMPLED, duration_ns), (SAMPLED_COST, cost_ns)):
-            _sum(process.sums[:, column], at, np.where(rows.sampled, values, 0), low)
-        exact_ns, exact_cost = np.where(rows.sampled, 0, duration_ns), np.where(rows.sampled, 0, cost_ns)
-    else:
-        exact_ns, exact_cost = duration_ns, cost_ns
-    cell = (at - low) * _CATEGORIES + rows.category
+            _sum(process.sums[:, column], at, np.where(sampled, values, 0), low)
+        exact_ns, exact_cost = np.where(sampled, 0, duration_ns), np.where(sampled, 0, cost_ns)
+    cell = (at - low) * _CATEGORIES + np.minimum(rows.category[which], Category.OTHER)
     for columns, values in ((TIME, exact_ns), (COST, exact_cost)):
         sums = np.bincount(cell, values, number * _CATEGORIES).astype(np.int64)
         process.sums[low : low + number, columns] += sums.reshape(number, _CATEGORIES)
     # A thread passes many rows in the same operation: they are one piece.
-    begins = np.append(True, (at[1:] != at[:-1]) | (rows.path[1:] != rows.path[:-1]))
-    begins = np.flatnonzero(begins)
+    begins = np.flatnonzero(np.append(True, (at[1:] != at[:-1]) | (path[1:] != path[:-1])))
     process.paths.append(
-        (process.over + at[begins], rows.path[begins].astype(np.int64), np.add.reduceat(duration_ns, begins))
+        (process.over + at[begins], path[begins].astype(np.int64), np.add.reduceat(duration_ns, begins))
     )
 
 

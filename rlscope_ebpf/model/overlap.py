@@ -100,17 +100,18 @@ class Overlap(Slabs[OverlapSums]):
 
     def add_time(self, pid: NDArray[np.uint32], thread: Ints, rows: NDArray[np.void]) -> None:
         """Add intervals, with their processes and threads."""
-        ran = np.flatnonzero(rows["state"] == ThreadState.RUNNING)
-        if not len(ran):
+        ran = rows["state"] == ThreadState.RUNNING
+        if not ran.any():
             return
-        start_ns = clipped(rows["start_ns"][ran])
-        end_ns = start_ns + clipped(rows["duration_ns"][ran])
-        thread = thread[ran]
+        start_ns = clipped(rows["start_ns"])
+        end_ns = start_ns + clipped(rows["duration_ns"])
         # Most go on where the one before ended: they are one piece.
-        first = np.flatnonzero(np.append(True, (start_ns[1:] != end_ns[:-1]) | (thread[1:] != thread[:-1])))
+        joins = (start_ns[1:] == end_ns[:-1]) & (thread[1:] == thread[:-1]) & ran[:-1]
+        first = np.flatnonzero(ran & np.append(True, ~joins))
+        last = np.flatnonzero(ran & np.append(~(joins & ran[1:]), True))
         pieces = np.zeros(len(first), STRETCH_DTYPE)
-        pieces["start"], pieces["end"] = start_ns[first], end_ns[np.append(first[1:], len(ran)) - 1]
-        pieces["place"] = self._processes.rows(pid[ran[first]].astype(np.uint64))
+        pieces["start"], pieces["end"] = start_ns[first], end_ns[last]
+        pieces["place"] = self._processes.rows(pid[first].astype(np.uint64))
         self.add(pieces, gpu=False)
 
     def add_gpu(self, rows: NDArray[np.void]) -> None:

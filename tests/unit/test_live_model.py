@@ -208,12 +208,12 @@ def test_a_snapshot_of_200_operations_costs_little() -> None:
     model.batch(large_batch(200))
     snapshots, loops = [], []
     for _ in range(100):  # the best of many: the machine may be busy with something else
-        begin = time.perf_counter()
+        begin = time.thread_time()
         snapshot = model.snapshot()
-        middle = time.perf_counter()
+        middle = time.thread_time()
         sum(number * number for number in range(10_000))
         snapshots.append(middle - begin)
-        loops.append(time.perf_counter() - middle)
+        loops.append(time.thread_time() - middle)
     assert len(snapshot.operations) == 200
     assert min(snapshots) < 15 * min(loops)
 
