@@ -12,6 +12,7 @@ from rlscope_ebpf.model.categories import CATEGORY_NAMES, ThreadState
 from rlscope_ebpf.model.durations import Durations
 from rlscope_ebpf.model.figures import CallTotal, GpuTotal, KernelTotal, OperationTotal, by_activity
 from rlscope_ebpf.model.sampling import CONFIDENCE
+from rlscope_ebpf.report import json_session
 
 SCHEMA_NAME = "rlscope-ebpf.report/1"
 GPU_MODES = ("cupti", "simulated", "unavailable", "off")
@@ -59,6 +60,14 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
     difference as a share of what was accounted, or of a hundredth of the time if that is more; it `agrees` while none
     is above 0.05, but for the disk's, of which kernels from 6.12 on tell too much where threads compete for a CPU.
 
+    Of several processes, `overlap` says how much of the session's time anything was busy at all, and `total` is the sum
+    of all; both are explained in `rlscope_ebpf.report.json_session`. A process's `phases` have, beside their threads'
+    time, the time by the clock; its `iterations` are those that ended in each phase, from one progress report to the
+    next: times by category (`cpu_ns`) and operation are those of the thread that reports and add up to the duration,
+    transitions and `gpu_ns` (of `gpu_iterations` of them) those of all threads; `slowest` have what they spent
+    `more_than_usual` on, beyond the medians of all. An operation's `instances` are whole ones, with what is nested in
+    them.
+
     `session.mode` is how time was told apart: trace, sample or auto. An operation's `sampled` is null if all of its
     times are exact; otherwise it says of how much of its time (`time_ns`) samples told the category, how many there
     were of each, and between which times each category's `raw` one lies with this `confidence`. Wall times, counts,
@@ -102,6 +111,8 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "overcorrected_ns": breakdown.overhead.overcorrected_ns,
         },
         "quality": {"scheduler": _scheduler(breakdown)},
+        "overlap": json_session.overlap(breakdown),
+        "total": json_session.together(breakdown),
         "notices": [
             {"text": notice.text, "time_ns": notice.time_ns, "important": notice.important}
             for notice in breakdown.notices
@@ -144,9 +155,8 @@ def _process(process: Process) -> dict[str, Any]:
         "step": total.step,
         "total_steps": total.total_steps,
         "metadata": total.metadata,
-        "phases": [
-            {"name": phase.name, "wall_ns": phase.wall_ns, "steps": phase.steps} for phase in process.phases
-        ],
+        "phases": json_session.phases(process),
+        "iterations": [json_session.iterations(each) for each in process.iterations],
         "operations": [_operation(operation) for operation in process.operations],
         "cuda_api": [_call(call) for call in process.cuda_calls],
         "gpu_ns": total.gpu_ns,
@@ -209,6 +219,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "gpu_activities": total.gpu_activities,
         "queued": _durations(total.queued),
         "transitions": dict(total.transitions),
+        "instances": json_session.instances(total.instances),
         "sampled": _sampled(total) if total.sampled.time_ns else None,
     }
 

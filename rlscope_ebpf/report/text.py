@@ -20,7 +20,7 @@ from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
 from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
-from rlscope_ebpf.report import cpu_text, gpu_text
+from rlscope_ebpf.report import cpu_text, gpu_text, iteration_text, session_text
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
 
 WIDE_DEFAULT = 160
@@ -37,6 +37,7 @@ MAX_CALLS = 20
 REFUSED = "—"
 """In place of a percentage that cannot be trusted."""
 
+_INSTANCE_FIGURES = 64  # columns of that table beside the operation
 _TRANSITION_FIGURES = 52  # columns of the transitions table beside the operation
 _SHARE_WIDTH = len("99.9 %")
 _ERROR_WIDTH = len("±0.9")
@@ -96,6 +97,7 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
     yield _header(breakdown, source)
     yield from _warnings(breakdown)
     yield from _notices(breakdown)
+    yield from session_text.session(breakdown, width, share)
     yield from gpu_text.shared(breakdown, share)
     for process in breakdown.processes:
         yield Text()
@@ -236,6 +238,10 @@ def _phase(process: Process, phase: Phase, width: int, share: Share) -> Iterator
     yield from cpu_text.activities(phase, width, share, MAX_OPERATIONS)
     yield from gpu_text.resources(phase, width, share, MAX_OPERATIONS)
     yield from _transitions(phase, width)
+    yield from _instances(phase, width)
+    for total in process.iterations:
+        if total.phase == phase.name:
+            yield from iteration_text.iterations(total, width, share)
 
 
 def _operations(phase: Phase, width: int, share: Share) -> Table:
@@ -365,6 +371,27 @@ def _transitions(phase: Phase, width: int) -> Iterator[RenderableType]:
         yield table
 
 
+def _instances(phase: Phase, width: int) -> Iterator[RenderableType]:
+    """How long operations took, from begin to end."""
+    found = [operation for operation in phase.operations[:MAX_OPERATIONS] if operation.total.instances.count]
+    if not found:
+        return
+    table = new_table(gap=2 if width >= WIDE else 1)
+    table.add_column("INSTANCES", no_wrap=True, overflow="ellipsis", min_width=12)
+    for title in ("COUNT", "MEAN", "SHORTEST", "MEDIAN", "99 %", "LONGEST"):
+        add_figures(table, title)
+    for operation in found:
+        each = operation.total.instances
+        times = (each.total_ns / each.count, each.min_ns, each.p50_ns, each.p99_ns, each.max_ns)
+        table.add_row(
+            _end_of(fmt.path(operation.total.path), max(12, width - _INSTANCE_FIGURES)),
+            fmt.count(each.count),
+            *(NOTHING if ns is None else fmt.duration(ns) for ns in times),
+        )
+    yield Text()
+    yield table
+
+
 def _end_of(text: str, width: int) -> str:
     """The last `width` characters: what tells paths apart is at their end."""
     return text if len(text) <= width else "…" + text[1 - width :]
@@ -406,6 +433,11 @@ def _notes(breakdown: Breakdown) -> Iterator[RenderableType]:
             "notices, or --max-overhead 0).",
             "dim",
         )
+    if any(operation.total.instances.count for operation in operations):
+        yield Text("INSTANCES are timed from begin to end, with what is nested in them.", "dim")
+    if any(process.iterations for process in breakdown.processes):
+        gpu = any(process.uses_gpu for process in breakdown.processes)
+        yield Text(iteration_text.explanation(gpu), "dim")
     if any(operation.total.open_now for operation in operations):
         yield Text("Operations that were open when the recording ended are counted.", "dim")
     if any(operation.total.sampled.time_ns for operation in operations):
