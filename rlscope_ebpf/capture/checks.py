@@ -9,8 +9,8 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import glob
 from importlib import metadata
@@ -22,11 +22,14 @@ from rlscope_ebpf.capture.kernel import (
     MINIMUM_KERNEL,
     attach_methods,
     effective_capabilities,
+    how_to_get,
     kernel_release,
     kernel_version,
     parse_release,
 )
 from rlscope_ebpf.capture.pid_namespace import is_own_namespace_initial, proc_is_ours
+from rlscope_ebpf.capture.privileges import ACCOUNTS, EFFECTIVE, LOADING
+from rlscope_ebpf.capture.tracepoints import TRACEFS
 from rlscope_ebpf.errors import ExitStatus, ProfilerError
 from rlscope_ebpf.paths import GPU_LIBRARY, MARKER_LIBRARY, PACKAGE, probes_dir
 
@@ -39,6 +42,13 @@ CAPABILITY_USES: dict[str, str] = {
     "CAP_SYS_PTRACE": "look into other users' processes",
     "CAP_DAC_READ_SEARCH": "read their programs and libraries",
 }
+
+OPTIONAL_CAPABILITIES: dict[str, str] = {
+    "CAP_NET_ADMIN": "times are not compared with the kernel's accounts (TaskStats), and before Linux 6.6 children are "
+    "looked for in /proc",
+    "CAP_CHECKPOINT_RESTORE": "libraries that were deleted or replaced since they were loaded are not probed",
+}
+"""And what is lost without them."""
 
 DEPENDENCIES: dict[str, str] = {
     "capstone": "capstone",
@@ -86,9 +96,10 @@ class Check:
 def check_host() -> list[Check]:
     """Every check of this host. Attaches one probe to this very process, for a moment, if it may."""
     checks = [check_machine(platform.machine()), check_kernel(kernel_release()), check_uprobes(), check_lockdown()]
-    checks += [check_btf(), check_paranoid(), check_memlock()]
+    checks += [check_btf(), check_paranoid(), check_memlock(), check_scheduler()]
     permissions = check_permissions(os.geteuid(), effective_capabilities())
     checks += permissions
+    checks += check_more_permissions(os.geteuid(), effective_capabilities())
     bcc = check_bcc()
     checks += [bcc, check_headers()]
     checks.append(
@@ -198,12 +209,45 @@ def check_permissions(euid: int, held: frozenset[str]) -> list[Check]:
     for name, use in CAPABILITY_USES.items():
         if name not in missing:
             checks.append(Check("permissions", name, "ok", f"{who} may {use}"))
-        elif euid != 0:
-            checks.append(_forbidden(name, f"{who} may not {use}", "Run as root, for example with sudo."))
         else:
-            fix = f"Give it to this container (--cap-add {name.removeprefix('CAP_')}), or run on the host."
-            checks.append(_forbidden(name, f"{who} may not {use}", fix))
+            checks.append(_forbidden(name, f"{who} may not {use}", how_to_get(name, euid=euid, held=held)))
     return checks
+
+
+def check_more_permissions(euid: int, held: frozenset[str]) -> list[Check]:
+    """What the profiler does without, and what it does not do then; and what it keeps once it is attached."""
+    if "CAP_SYS_ADMIN" in held:
+        held |= {"CAP_CHECKPOINT_RESTORE"}
+    checks = [
+        Check("permissions", name, "info", f"missing: {lost}", how_to_get(name, euid=euid, held=held))
+        for name, lost in OPTIONAL_CAPABILITIES.items()
+        if name not in held
+    ]
+    kept = [name for name in EFFECTIVE if name in held]
+    if not kept:
+        return checks
+    reserve = [name for name in sorted(ACCOUNTS | LOADING) if name in held]
+    detail = f"only {', '.join(kept)} are used"
+    if reserve:
+        detail += f"; in reserve for single threads: {', '.join(reserve)}"
+    return [*checks, Check("permissions", "once attached", "ok", detail)]
+
+
+def check_scheduler(roots: Iterable[Path] = TRACEFS, held: frozenset[str] | None = None) -> Check:
+    """The tracepoints that tell when threads run and wait."""
+    for root in roots:
+        with suppress(OSError):
+            if (root / "events" / "sched" / "sched_switch" / "id").read_text():
+                return Check("kernel", "scheduler events", "ok", f"in {root}")
+    if "CAP_SYS_ADMIN" in (effective_capabilities() if held is None else held):
+        return Check("kernel", "scheduler events", "ok", "tracefs is not mounted, but can be for a moment")
+    return Check(
+        "kernel",
+        "scheduler events",
+        "warning",
+        "tracefs cannot be read: waiting threads show as running",
+        "Mount it as root with `mount -t tracefs tracefs /sys/kernel/tracing`, or add CAP_SYS_ADMIN.",
+    )
 
 
 def check_container(

@@ -17,7 +17,7 @@ from rlscope_ebpf.capture import kept_images
 from rlscope_ebpf.capture.bcc_import import bcc_identity, load_bcc
 from rlscope_ebpf.capture.bpf import PROGRAM_KPROBE, PROGRAM_PERF_EVENT, PROGRAM_RAW_TRACEPOINT, PROGRAM_TRACEPOINT
 from rlscope_ebpf.capture.image import Image, LoadedImage, image_of
-from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_release
+from rlscope_ebpf.capture.kernel import effective_capabilities, how_to_get, kernel_release
 from rlscope_ebpf.capture.links import ATTACH_TYPES
 from rlscope_ebpf.capture.marker_offsets import DEPTH_OFFSET, NAMES_OFFSET
 from rlscope_ebpf.capture.pid_namespace import compiler_flags
@@ -200,11 +200,9 @@ def _require_privileges() -> None:
     held = effective_capabilities()
     if "CAP_SYS_ADMIN" in held or {"CAP_BPF", "CAP_PERFMON"} <= held:
         return
-    if os.geteuid() != 0:
-        raise NotPermittedError(
-            "This user may not load BPF programs.", "Run the profiler as root, for example with sudo."
-        )
-    raise NotPermittedError(
-        "Root may not load BPF programs here: CAP_BPF or CAP_PERFMON is missing.",
-        "Give them to this container (--cap-add BPF --cap-add PERFMON), or run on the host.",
-    )
+    missing = [name for name in ("CAP_BPF", "CAP_PERFMON") if name not in held]
+    if os.geteuid() != 0 and not held:
+        raise NotPermittedError("This user may not load BPF programs.", how_to_get(*missing))
+    whose = "Root may not load BPF programs here" if os.geteuid() == 0 else "This user may not load BPF programs"
+    verb = "is" if len(missing) == 1 else "are"
+    raise NotPermittedError(f"{whose}: {' and '.join(missing)} {verb} missing.", how_to_get(*missing))

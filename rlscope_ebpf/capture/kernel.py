@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlscope_ebpf.errors import UnsupportedError
@@ -55,18 +56,55 @@ def choose_attach_method(wanted: str) -> str:
 
 
 CAPABILITIES: dict[str, int] = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
     "CAP_DAC_READ_SEARCH": 2,
+    "CAP_FOWNER": 3,
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_CHROOT": 18,
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
     "CAP_SYS_RESOURCE": 24,
     "CAP_PERFMON": 38,
     "CAP_BPF": 39,
+    "CAP_CHECKPOINT_RESTORE": 40,
 }
 """Bits of CapEff (include/uapi/linux/capability.h)."""
 
 
-def effective_capabilities(status: Path = Path("/proc/self/status")) -> frozenset[str]:
-    """Names of the capabilities that this process has, of those in CAPABILITIES."""
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
-    bits = int(match.group(1), 16) if match else 0
+def effective_capabilities(status: Path = Path("/proc/thread-self/status")) -> frozenset[str]:
+    """Names of the capabilities that the calling thread has, of those in CAPABILITIES."""
+    bits = capability_sets(status).effective
     return frozenset(name for name, bit in CAPABILITIES.items() if bits >> bit & 1)
+
+
+def how_to_get(*names: str, euid: int | None = None, held: frozenset[str] | None = None) -> str:
+    """A sentence that says how this process comes by capabilities that it lacks; which one depends on who it is."""
+    if (os.geteuid() if euid is None else euid) == 0:
+        options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in names)
+        whom = "it" if len(names) == 1 else "them"
+        return f"Give {whom} to this container ({options}), or run on the host."
+    if not (effective_capabilities() if held is None else held):
+        return "Run the profiler as root, for example with sudo."
+    more = " and ".join(names)
+    return f"Run the profiler as root, for example with sudo, or with {more} as well (AmbientCapabilities, setpriv)."
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilitySet:
+    """Of a thread, one bit each."""
+
+    effective: int
+    permitted: int
+    inheritable: int
+
+
+def capability_sets(status: Path = Path("/proc/thread-self/status")) -> CapabilitySet:
+    """Of the calling thread; none where /proc does not tell."""
+    try:
+        text = status.read_text()
+    except OSError:
+        text = ""
+    found = dict(re.findall(r"^(Cap\w+):\s*([0-9a-f]+)", text, re.MULTILINE))
+    effective, permitted, inheritable = (int(found.get(name, "0"), 16) for name in ("CapEff", "CapPrm", "CapInh"))
+    return CapabilitySet(effective, permitted, inheritable)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from rlscope_ebpf.capture.closing import Closer
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.links import Link
+from rlscope_ebpf.capture.privileges import confine_thread
 
 _ATTACHERS = 8
 
@@ -248,7 +249,7 @@ class Placement:
             taken = [self._attach(job, probes) for job, probes in jobs.items()]
         else:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(_ATTACHERS, "attach")
+                self._pool = ThreadPoolExecutor(_ATTACHERS, "attach", initializer=confine_thread)
             taken = list(self._pool.map(self._attach, jobs, jobs.values()))
         return set().union(*taken)
 

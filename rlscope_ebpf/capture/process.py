@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from rlscope_ebpf.capture.kernel import effective_capabilities, kernel_version
+from rlscope_ebpf.capture.kernel import effective_capabilities, how_to_get, kernel_version
 from rlscope_ebpf.capture.known_files import Identity, identity_of, keep_text, known_text
 from rlscope_ebpf.capture.pid_namespace import require_numbered, require_own_proc
 from rlscope_ebpf.capture.tasks import read_thread_ids
@@ -208,15 +208,16 @@ def script_name(command: tuple[str, ...]) -> str | None:
 def not_permitted(pid: int) -> NotPermittedError:
     """The error for a process that this user may not look into; its remedy depends on who we are."""
     problem = f"This user may not look into process {pid}."
-    if os.geteuid() != 0:
-        return NotPermittedError(problem, "Run the profiler as root, for example with sudo.")
-    if "CAP_SYS_PTRACE" in effective_capabilities():
-        return NotPermittedError(
-            problem, "The system protects it even from root (a security module, a sandbox): choose another process."
-        )
+    held = effective_capabilities()
+    if "CAP_SYS_PTRACE" not in held:
+        if held or os.geteuid() == 0:
+            problem = f"{problem.removesuffix('.')}: CAP_SYS_PTRACE is missing."
+        return NotPermittedError(problem, how_to_get("CAP_SYS_PTRACE", held=held))
+    if "CAP_DAC_READ_SEARCH" not in held:
+        problem = f"{problem.removesuffix('.')}: CAP_DAC_READ_SEARCH is missing."
+        return NotPermittedError(problem, how_to_get("CAP_DAC_READ_SEARCH", held=held))
     return NotPermittedError(
-        problem,
-        "CAP_SYS_PTRACE is missing: give it to this container (--cap-add SYS_PTRACE), or run on the host.",
+        problem, "The system protects it even from root (a security module, a sandbox): choose another process."
     )
 
 

@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any
 
 from rlscope_ebpf.capture.pid_namespace import is_own_namespace_initial
+from rlscope_ebpf.capture.privileges import confine_thread
 
 POLL_S = 0.02
 """Between two looks at /proc where the connector is missing."""
@@ -139,6 +140,7 @@ class ProcessEvents:
         except Exception as error:  # pyroute2 has errors of its own, and a missing kernel option is only seen here
             link = None
             self.problem = str(error) or type(error).__name__
+        confine_thread(("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"))
         self._ready.set()
         try:
             if link is None:

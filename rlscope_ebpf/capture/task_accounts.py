@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlscope_ebpf.capture.privileges import ACCOUNTS, raise_in_thread
+
 _ACCOUNTS_FOR_DISKS = Path("/proc/sys/kernel/task_delayacct")
 
 
@@ -49,6 +51,7 @@ class TaskAccounts:
             raise
 
     def _open(self) -> None:
+        raise_in_thread(ACCOUNTS)
         from pyroute2.netlink.exceptions import NetlinkError
         from pyroute2.netlink.taskstats import TaskStats
 

@@ -11,7 +11,7 @@ from rlscope_ebpf.capture.bpf import open_raw_tracepoint
 from rlscope_ebpf.capture.links import Link, attach_perf_event
 
 _PERF_TYPE_TRACEPOINT = 2
-_TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
 def attach_tracepoints(system: str, programs: dict[str, int], raw: dict[str, int] | None = None) -> Link:
@@ -32,7 +32,7 @@ def attach_tracepoints(system: str, programs: dict[str, int], raw: dict[str, int
 
 
 def _tracepoint_ids(system: str, names: list[str]) -> dict[str, int]:
-    for root in _TRACEFS:
+    for root in TRACEFS:
         if (root / "events").is_dir():
             return _read_ids(root, system, names)
     # Not mounted: a mount of our own, gone before anyone sees it.

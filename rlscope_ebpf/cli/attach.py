@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rlscope_ebpf.cli.blas import one_blas_thread
 from rlscope_ebpf.cli.options import announce, capture_options, read_capture_options
 from rlscope_ebpf.session.options import CaptureOptions, parse_pids
 
@@ -33,9 +34,19 @@ def command(
     On a terminal the live UI is shown; otherwise progress goes to stderr. Ctrl-C (or q) detaches, finishes the trace
     and prints the summary on stdout; the target runs on.
     """
+    with one_blas_thread():
+        return _checked(pids, names, cgroups, trees, read_capture_options(**given))
+
+
+def _checked(
+    pids: tuple[int, ...],
+    names: tuple[str, ...],
+    cgroups: tuple[str, ...],
+    trees: tuple[int, ...],
+    options: CaptureOptions,
+) -> int:
     from rlscope_ebpf.capture.process import inspect
 
-    options = read_capture_options(**given)
     for pid in parse_pids(pids) if pids else ():
         inspect(pid)  # a wrong pid is the first thing to complain about
     if names or cgroups or trees:

@@ -197,6 +197,7 @@ def record(
         ProfilerError: nothing was captured.
     """
     from rlscope_ebpf.calibration.in_passing import calibration_for
+    from rlscope_ebpf.capture.privileges import drop_privileges
     from rlscope_ebpf.session.runner import Profiler
 
     interruptions = Interruptions()
@@ -215,6 +216,7 @@ def record(
                 profiler.attach()
                 gc.enable()  # if it was put off until now
                 interruptions.begin()
+                drop_privileges(loads_into_gpu_programs=options.gpu != "off")
                 recording = _conduct(profiler, writer, command, interruptions)
                 _print_summary(recording)
                 _show_detaching(profiler)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlscope_ebpf.cli.blas import one_blas_thread
 from rlscope_ebpf.cli.options import announce, capture_options, read_capture_options
 
 if TYPE_CHECKING:
@@ -47,8 +48,10 @@ def run_command(words: Sequence[str], options: CaptureOptions, *, notices: Seque
         ProfilerError: it could not be started or profiled, or its trace is not complete.
     """
     from rlscope_ebpf.capture.launch import launch, sudo_identity
-    from rlscope_ebpf.cli.recording import record, trace_path, wants_tui
-    from rlscope_ebpf.session.gpu_launch import prepare_environment
+
+    with one_blas_thread():
+        from rlscope_ebpf.cli.recording import record, trace_path, wants_tui
+        from rlscope_ebpf.session.gpu_launch import prepare_environment
 
     said = list(notices)
     with ExitStack() as stack:

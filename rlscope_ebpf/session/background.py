@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlscope_ebpf.capture.known_files import keep_facts
 from rlscope_ebpf.capture.maps import MappedObject
 from rlscope_ebpf.capture.plan import Plan, Planner
+from rlscope_ebpf.capture.privileges import confine_thread
 from rlscope_ebpf.errors import ProfilerError
 
 _TURNS = threading.Lock()
@@ -34,6 +35,7 @@ class BackgroundPlan:
         return self._plan
 
     def _make(self) -> None:
+        confine_thread()
         try:
             with _TURNS:
                 self._plan = self._planner.plan(self._objects)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX, INJECTION_VARIABLE, PlacedFiles, place
 from rlscope_ebpf.capture.gpu_injection import Injected, Way, inject
+from rlscope_ebpf.capture.privileges import EFFECTIVE, LOADING, raise_in_thread, raised
 from rlscope_ebpf.capture.process import TargetProcess, read_environment
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.paths import gpu_library, injection_library
@@ -26,7 +27,8 @@ class Loading:
         self._thread: threading.Thread | None = None
         uid, gids = _identity(process.pid)
         root = "/" if process.same_mount_namespace and _same_root(process.pid) else f"/proc/{process.pid}/root"
-        self._files: PlacedFiles = place([gpu_library(), injection_library()], root=root, uid=uid, gids=gids)
+        with raised(LOADING):
+            self._files: PlacedFiles = place([gpu_library(), injection_library()], root=root, uid=uid, gids=gids)
 
     @property
     def host_path(self) -> str:
@@ -48,10 +50,11 @@ class Loading:
         """Wait for its end, and remove what was copied."""
         if self._thread is not None:
             self._thread.join()
-        self._files.close()
+        self._close_files()
 
     def _load(self) -> None:
         helper, stub = self._files.paths
+        raise_in_thread({*EFFECTIVE, *LOADING})
         try:
             self.result = inject(self._process, helper, stub, self._chosen)
         except ProfilerError as error:
@@ -59,6 +62,10 @@ class Loading:
         except Exception as error:  # nothing of this may end the session
             self.error = ProfilerError(f"The GPU helper could not be loaded: {error}.", "Use --gpu off.")
         finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
+        with raised(LOADING):
             self._files.close()
 
 

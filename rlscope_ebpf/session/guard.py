@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rlscope_ebpf.capture.engine import Engine
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
 from rlscope_ebpf.capture.objects import KnownObject
+from rlscope_ebpf.capture.privileges import confine_thread
 from rlscope_ebpf.capture.process import TargetProcess
 from rlscope_ebpf.capture.switching import greenlet_is_installed
 from rlscope_ebpf.errors import ProfilerError
@@ -72,6 +73,7 @@ class ReturnGuard:
         self._thread.join()
 
     def _run(self) -> None:
+        confine_thread()
         later = time.monotonic() + self.START_S
         while not self._over.wait(self.TURN_S if time.monotonic() < later else self.LATER_TURN_S):
             loads = self._engine.loads(self._pid)  # before the look, so that nothing is missed

@@ -87,6 +87,28 @@ def test_permissions() -> None:
     assert "--cap-add SYS_PTRACE" in next(check.fix for check in container if check.state == "failed")
 
 
+def test_what_is_done_without() -> None:
+    few = frozenset(checks.CAPABILITY_USES)
+    rows = {check.name: check for check in checks.check_more_permissions(1000, few)}
+    assert states(list(rows.values())) == {
+        "CAP_NET_ADMIN": "info", "CAP_CHECKPOINT_RESTORE": "info", "once attached": "ok",
+    }  # fmt: skip
+    assert all(check.fix for check in rows.values() if check.state == "info")
+    assert "reserve" not in rows["once attached"].detail
+    (kept,) = checks.check_more_permissions(0, few | {"CAP_NET_ADMIN", "CAP_SYS_ADMIN"})
+    assert "reserve" in kept.detail
+    assert checks.check_more_permissions(1000, frozenset())[-1].name != "once attached"
+
+
+def test_scheduler_events(tmp_path: Path) -> None:
+    assert checks.check_scheduler((tmp_path,), frozenset()).state == "warning"
+    assert checks.check_scheduler((tmp_path,), frozenset({"CAP_SYS_ADMIN"})).state == "ok"
+    file = tmp_path / "events" / "sched" / "sched_switch" / "id"
+    file.parent.mkdir(parents=True)
+    file.write_text("300\n")
+    assert checks.check_scheduler((tmp_path / "no", tmp_path), frozenset()).state == "ok"
+
+
 def test_capabilities_are_read_from_the_right_line(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("CapPrm:\t000001ffffffffff\nCapEff:\t0000008000080000\nCapBnd:\t000001ffffffffff\n")

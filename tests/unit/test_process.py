@@ -219,10 +219,15 @@ def test_not_permitted(python_target: subprocess.Popen[bytes]) -> None:
 def test_root_without_the_capability_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(process, "effective_capabilities", lambda: frozenset[str]())
-    assert "CAP_SYS_PTRACE" in process.not_permitted(5).remedy
+    assert "CAP_SYS_PTRACE" in process.not_permitted(5).problem
+    assert "--cap-add SYS_PTRACE" in process.not_permitted(5).remedy
     monkeypatch.setattr(process, "effective_capabilities", lambda: frozenset({"CAP_SYS_PTRACE"}))
+    assert "CAP_DAC_READ_SEARCH is missing" in process.not_permitted(5).problem
+    both = frozenset({"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"})
+    monkeypatch.setattr(process, "effective_capabilities", lambda: both)
     assert "even from root" in process.not_permitted(5).remedy
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(process, "effective_capabilities", lambda: frozenset[str]())
     assert "sudo" in process.not_permitted(5).remedy
 
 
