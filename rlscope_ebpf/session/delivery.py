@@ -61,6 +61,7 @@ class Delivery:
         for names in self._probing.take_names():
             matcher.add_texts(names)
         self._hand_out_early(counters)
+        events = self._seeding.with_later(events)
         self._hand_out(matcher.process(events, max(now_ns, self.start_ns)), counters)
 
     def catch_up(self, now_ns: int, end_ns: int | None = None, patience: int = 1) -> None:

@@ -16,6 +16,7 @@ from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MapsWatcher
 from rlscope_ebpf.capture.plan import Plan
 from rlscope_ebpf.capture.preparation import Preparation
+from rlscope_ebpf.capture.priority import come_as_usual, come_first
 from rlscope_ebpf.capture.process import inspect, open_pidfd, vanished
 from rlscope_ebpf.capture.process_sets import ProcessSet
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
@@ -97,6 +98,7 @@ class Profiler:
         )
         self._gpu_preparation: GpuPreparation | None = None
         self._following: Following | None = None
+        self._comes_first = False
 
     def __enter__(self) -> Profiler:
         return self
@@ -120,6 +122,8 @@ class Profiler:
 
     def attach(self) -> None:
         """Attach to every process of the options. Raises ProfilerErrors; nothing stays attached then."""
+        if self.options.follow:  # new processes are to be profiled soon
+            self._comes_first = come_first()
         try:
             self._attach_all()
         except ProfilerError as error:
@@ -346,6 +350,9 @@ class Profiler:
             self._context.loaded = None
         for target in self.targets:
             target.close()
+        if self._comes_first:
+            self._comes_first = False
+            come_as_usual()
 
 
 def _rfc3339() -> str:

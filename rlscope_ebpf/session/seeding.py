@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlscope_ebpf.capture.markers_layout import read_process_markers, read_thread_stacks
+from rlscope_ebpf.capture.markers_layout import ProcessMarkers, read_process_markers, read_thread_stacks
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.events import OPEN_OPS_MAX, TextKind
+from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.session.context import Context
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
@@ -22,6 +23,8 @@ class Seeding:
         self._context = context
         self._opened = OpenedMeanwhile()
         self._early: list[Batch] = []
+        self._said: dict[int, ProcessMarkers] = {}  # by process, in a look that is to be followed by another
+        self._later: list[NDArray[np.void]] = []  # events that second looks have made
 
     def look(self, target: Target, time_ns: int) -> set[int]:
         """Tell programs and matcher what the target has said before: phase, metadata, open operations.
@@ -32,6 +35,7 @@ class Seeding:
         objects = target.watcher.objects.values()
         said = read_process_markers(target.pid, objects)
         if said is not None:
+            self._said[target.pid] = said
             idle = sleeps(target.pid, target.pid) or not target.process.is_python
             texts, events = process_records(said, target.pid, time_ns, Category.OTHER if idle else Category.PYTHON)
             matcher.add_texts(texts)
@@ -51,13 +55,31 @@ class Seeding:
         return set(stacks)
 
     def look_again(self, target: Target, known: set[int]) -> None:
-        """The same for threads that have come between the first look and the moment from which on they are heard."""
+        """The same for what has come between the first look and the moment from which on the target is heard."""
+        self._look_for_more(target)
         stacks = read_thread_stacks(target.pid, target.watcher.objects.values())
         new = [stack for stack in stacks if stack.tid not in known]
         for stack in new:
             self._context.engine.add_marker_record(target.pid, stack.tid, stack.record_address)
         now = monotonic_ns()
         self._opened.watch(known, [Seed(target.pid, each.tid, each.names, now) for each in new if each.depth], now)
+
+    def _look_for_more(self, target: Target) -> None:
+        known, now = self._said.pop(target.pid, None), monotonic_ns()
+        said = read_process_markers(target.pid, target.watcher.objects.values())
+        if said is None:
+            return
+        idle = sleeps(target.pid, target.pid) or not target.process.is_python
+        category = Category.OTHER if idle else Category.PYTHON
+        texts, events = process_records(said, target.pid, now, category, known)
+        self._context.matcher.add_texts(texts)
+        if len(events):  # among what its probes have sent by now, which has not been read
+            self._later.append(events)
+
+    def with_later(self, events: NDArray[np.void]) -> NDArray[np.void]:
+        """EVENT_DTYPE records that have been read, and what second looks have made since the last time."""
+        later, self._later = self._later, []
+        return joined([events, *later]) if later else events
 
     def take_early(self) -> list[Batch]:
         """What was matched in looks since the last time; it comes before all that is matched from now on."""

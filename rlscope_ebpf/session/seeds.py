@@ -27,19 +27,21 @@ def text_records(texts: Sequence[tuple[int, TextKind, str]]) -> NDArray[np.void]
 
 
 def process_records(
-    markers: ProcessMarkers, pid: int, time_ns: int, category: int
+    markers: ProcessMarkers, pid: int, time_ns: int, category: int, known: ProcessMarkers | None = None
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """Texts and events of the phase and the metadata that a process has told so far.
 
-    As if its main thread, which is in `category`, told them at `time_ns`.
+    As if its main thread, which is in `category`, told them at `time_ns`. What is as in `known` is left out.
     """
     texts: list[tuple[int, TextKind, str]] = []
     events: list[tuple[int, int, EventKind]] = []  # arg, site, kind
-    if markers.phase:
+    if markers.phase and (known is None or known.phase != markers.phase):
         key = next(_keys)
         texts.append((key, TextKind.NAME, markers.phase))
         events.append((key, 0, EventKind.PHASE))
     for name, value in markers.metadata.items():
+        if known is not None and known.metadata.get(name) == value:
+            continue
         key, value_key = next(_keys), next(_keys)
         texts += [(key, TextKind.NAME, name), (value_key, TextKind.VALUE, value)]
         events.append((key, value_key, EventKind.METADATA))

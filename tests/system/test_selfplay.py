@@ -15,6 +15,7 @@ from harness import ROOT, Profiler, Program, process_of, rlscope, wait_for
 
 from rlscope_ebpf.errors import ProfilerError
 from rlscope_ebpf.paths import gpu_library
+from rlscope_ebpf.report.gpu_text import MUCH
 from rlscope_ebpf.trace.reader import TraceReader
 
 pytestmark = pytest.mark.system
@@ -92,6 +93,7 @@ def _expect(document: dict[str, Any], truth: dict[str, Any]) -> None:
         assert told["longest_pause_ns"] == pytest.approx(device["gap_ns"], rel=TOLERANCE)
         assert told["reported_utilization"] > SPREAD * told["busy_ns"] / told["reported_ns"]
         assert told["reported_utilization"] >= told["reported_own_utilization"] > told["busy_ns"] / told["reported_ns"]
+        assert found["metadata"]["process_name"] == worker["name"]
         assert {phase["name"] for phase in found["phases"]} >= {"selfplay", "train"}
 
 
@@ -109,14 +111,15 @@ def test_a_command_whose_workers_share_a_gpu(
     truth = profiler.truth(PATIENCE_S)
     assert profiler.wait(PATIENCE_S) == 0, profiler.errors
     assert "Traceback" not in profiler.errors, profiler.errors
-    _expect(checked_report(trace), truth)
+    document = checked_report(trace)
+    _expect(document, truth)
     told = rlscope("report", trace, folder=tmp_path).stdout
     assert re.search(r"device 0, Simulated GPU +\d", told)
     for worker in truth["workers"]:
-        assert re.search(rf"^  \S+ {worker['pid']} +\d", told, re.MULTILINE)
-    assert re.search(
-        r"NVML \(nvidia-smi\) reported device 0 to be busy for .* work of 16 processes ran there for", told
-    )
+        assert re.search(rf"^  {worker['name']} {worker['pid']} +\d", told, re.MULTILINE)
+    (gpu,) = document["gpus"]
+    by_much = gpu["reported_utilization"] - gpu["busy_ns"] / gpu["reported_ns"] >= MUCH
+    assert bool(re.search(r"reported device 0 to be busy for .* work of 16 processes ran there", told)) == by_much
 
 
 def test_workers_that_are_there_already(

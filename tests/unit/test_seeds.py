@@ -43,3 +43,12 @@ def test_a_thread_whose_first_event_is_metadata_is_at_no_probe() -> None:
     matcher.add_texts(texts)
     (interval,) = matcher.process(events, START + 10).tables["intervals"]
     assert (interval["category"], interval["site"]) == (Category.PYTHON, 0)
+
+
+def test_a_second_look_tells_what_is_new() -> None:
+    known = ProcessMarkers(7, "train", 0, 0, 0, {"seed": "1", "name": "a"})
+    now = ProcessMarkers(7, "train", 5, 5, 0, {"seed": "1", "name": "b"})
+    texts, events = process_records(now, 7, START, Category.PYTHON, known)
+    assert [text["text"].tobytes().rstrip(b"\0") for text in texts] == [b"name", b"b"]
+    assert len(events) == 1
+    assert not len(process_records(known, 7, START, Category.PYTHON, known)[1])
