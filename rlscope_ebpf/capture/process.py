@@ -270,14 +270,16 @@ def _inspect(pid: int) -> TargetProcess:
 
 def vanished(pid: int) -> ProfilerError:
     """What to raise about a process that was not there, or is there no more."""
+    is_shown = os.path.exists(f"/proc/{pid}")  # before it is asked for otherwise: it may end at any moment
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         pass
     except PermissionError:
-        return not_permitted(pid)  # it exists; /proc hides it (mount option hidepid)
-    except OverflowError:
-        pass
+        return not_permitted(pid)
+    else:
+        if not is_shown:  # the mount option hidepid
+            return not_permitted(pid)
     return UsageError(
         f"There is no process {pid}; it may have exited.",
         "List candidates with `pgrep -af python` and name one of them.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rlscope_ebpf.capture.process import inspect, script_name
+from rlscope_ebpf.capture.process import inspect, script_name, vanished
 from rlscope_ebpf.capture.process_events import descendants
 from rlscope_ebpf.errors import ProfilerError, UsageError
 
@@ -50,6 +50,7 @@ def find_processes(
 
     Raises:
         UsageError: nothing is asked for, or a name, group or tree has no process.
+        ProfilerError: none of them can be profiled: why the first one cannot.
     """
     found: list[int] = []
     for glob in names:
@@ -58,13 +59,13 @@ def find_processes(
         found += _some(_in_cgroup(group), f"No process is in the control group {group}.")
     for root in trees:
         if not os.path.exists(f"/proc/{root}"):
-            raise UsageError(
-                f"There is no process {root}; it may have exited.", "List candidates with `pgrep -af python`."
-            )
+            raise vanished(root)
         found += [root, *descendants([root])]
     own = os.getpid()
-    found = [pid for pid in found if pid != own and _can_be_profiled(pid)]
-    return tuple(dict.fromkeys([*pids, *found]))
+    usable = [pid for pid in found if pid != own and _can_be_profiled(pid)]
+    if found and not usable and not pids:
+        inspect(found[0])  # says why
+    return tuple(dict.fromkeys([*pids, *usable]))
 
 
 def _can_be_profiled(pid: int) -> bool:

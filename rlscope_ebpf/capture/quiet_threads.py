@@ -25,6 +25,8 @@ _WAITS = (
 )
 """System calls that wait, by their numbers on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); the best first."""
 
+_WAITING = "\nState:\tS"
+
 Moment = tuple[str, int]  # the system call with its arguments, and how often the thread has been switched to
 
 
@@ -52,6 +54,8 @@ def _waiting(pid: int) -> dict[int, Moment]:
         with suppress(OSError, ValueError, IndexError):
             call, status = (read_of_thread(pid, tid, name).decode() for name in ("syscall", "status"))
             moment = call.strip(), _switches(status)
+            if _WAITING not in status:  # stopped, it would not come back; and what sleeps deeply takes no signal
+                continue
             if moment[0].partition(" ")[0].isdigit() and _number(moment) in _WAITS:
                 found[tid] = moment
     return found

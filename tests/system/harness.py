@@ -346,13 +346,16 @@ def _executable_ranges(pid: int) -> Iterator[tuple[int, int, int, str]]:
                 yield start, end, int(parts[2], 16), parts[5].rstrip("\n")
 
 
-def changed_text_bytes(pid: int) -> int:
-    """How many bytes of the process's code differ from its files: a probe is a breakpoint (or a call) in there."""
+def changed_text_bytes(pid: int, file_name: str = "") -> int:
+    """How many bytes of the process's code differ from its files: a probe is a breakpoint (or a call) in there.
+
+    `file_name`: only of files with this in their paths.
+    """
     differences = 0
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for start, end, offset, path in _executable_ranges(pid):
             file = Path(f"/proc/{pid}/root{path}")
-            if not file.exists():
+            if file_name not in path or not file.exists():
                 continue
             with open(file, "rb") as content:
                 content.seek(offset)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Program, build
+from harness import Program, build, wait_for
 
 from rlscope_ebpf.capture import gpu_injection
 from rlscope_ebpf.capture.gpu_files import HELPER_PREFIX
@@ -59,6 +61,20 @@ def test_nothing_is_loaded_where_every_thread_computes(
         _inject(target.pid, way)
     assert not _has_helper(target.pid)
     assert _truth(target)["changed"] == 0
+
+
+@pytest.mark.parametrize("way", [Way.FRIDA, Way.GDB])
+def test_a_stopped_process_is_left_alone(way: Way, start_target: StartTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads are found in system calls that wait, but would not come back from what they are made to call."""
+    monkeypatch.setattr(gpu_injection, "PATIENCE_S", 6.0)
+    target = start_target("sleep", "600", ready=False)
+    wait_for(lambda: find_quiet_thread(target.pid, 0.0), 60, "a thread that waits")
+    os.kill(target.pid, signal.SIGSTOP)
+    wait_for(lambda: inspect(target.pid).state == "T", 60, "the stop")
+    with pytest.raises(UnsupportedError, match="none can be borrowed"):
+        _inject(target.pid, way)
+    assert inspect(target.pid).state == "T"
+    assert not _has_helper(target.pid)
 
 
 def test_the_thread_that_is_found_waits(start_target: StartTarget) -> None:
