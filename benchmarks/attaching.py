@@ -54,7 +54,7 @@ def measure(results: Results, effort: Effort) -> None:
         target.ask("1")
         target.tell(str(FOREVER))
         for _ in range(effort.of(5, 1)):
-            attached, first_data = _attach_seconds(target.pid)
+            attached, first_data = attach_seconds("--pid", target.pid)
             results.add("attached", attached)
             results.add("first_data", first_data)
         rounds = effort.of(5, 2)
@@ -71,10 +71,13 @@ def _help_seconds(verb: str) -> float:
     return time.perf_counter() - begun
 
 
-def _attach_seconds(pid: int) -> tuple[float, float]:
-    """The real command; it says on stderr when it has attached, and when its live model gets data."""
+def attach_seconds(which: str, pid: int) -> tuple[float, float]:
+    """The real command, until it has attached and until its live model gets data: it says both on stderr.
+
+    `which`: --pid or --tree.
+    """
     begun = time.monotonic()
-    command: list[str | Path] = [sys.executable, STAMPED_CLI, "attach", "--pid", str(pid), "--no-tui", "--no-trace"]
+    command: list[str | Path] = [sys.executable, STAMPED_CLI, "attach", which, str(pid), "--no-tui", "--no-trace"]
     with Child(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
 
         def stamps() -> dict[str, float]:

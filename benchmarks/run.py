@@ -13,7 +13,18 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from benchmarks import attaching, boundaries, correction, hits, markers, reading, reporting, scheduling, training
+from benchmarks import (
+    attaching,
+    boundaries,
+    correction,
+    following,
+    hits,
+    markers,
+    reading,
+    reporting,
+    scheduling,
+    training,
+)
 from benchmarks.document import Run, render
 from benchmarks.figures import HEADINGS, Benchmark, Effort, Results, as_text, rows, widths_of
 from benchmarks.machine import cpu_times, software, this_machine
@@ -26,6 +37,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     scheduling.BENCHMARK,
     reading.BENCHMARK,
     attaching.BENCHMARK,
+    following.BENCHMARK,
     training.BENCHMARK,
     reporting.BENCHMARK,
     correction.BENCHMARK,
