@@ -128,6 +128,11 @@ static __always_inline int entered(struct pt_regs *ctx)
 #endif
     u8 kind = RLS_EV_CALL;
     if (action == RLS_ACT_CALL) {
+        u8 turn = turn_of(site);
+        if (turn & 1) {
+            keep_silent(t, site);
+            return 1;
+        }
         u8 operation = (cookie & RLS_COOKIE_OPERATION) != 0;
         int same = cookie & RLS_COOKIE_REENTRY ? top == RLS_CAT_PYTHON : depth && top == category;
         if (operation)
@@ -149,6 +154,7 @@ static __always_inline int entered(struct pt_regs *ctx)
             f->category = category;
             f->operation = operation;
             f->held = t->held;
+            f->turn = turn;
             t->depth = depth + 1;
             if (cookie & RLS_COOKIE_REENTRY)
                 hold(t);

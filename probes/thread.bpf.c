@@ -30,7 +30,7 @@ struct frame {
     u8 category;
     u8 operation; /* the call is an operation (--marker): its end is sent when the frame goes */
     u8 held;      /* thread.held before the call: a callback into Python restores it */
-    u8 unused;
+    u8 turn;      /* of the site when the call came: see `turns` */
 };
 
 struct thread {
@@ -82,6 +82,9 @@ BPF_TABLE("hash", u32, u64, looks, 4096);
 BPF_TABLE("percpu_array", int, u64, counters, RLS_N_COUNTERS);
 /* By probe id, as far as there is room: hits that sent no event. */
 BPF_TABLE("percpu_array", int, u64, silent_hits, RLS_SILENT_SITES);
+/* By probe id, as far as there is room: 0; one more once the site is to be taken off, and again one more once it is. While
+ * it is odd no new call is followed from there, but those that have begun still are. */
+BPF_TABLE("array", int, u32, turns, RLS_SILENT_SITES);
 BPF_TABLE("array", int, struct thread, zero_thread, 1); /* never written: what a new thread starts from */
 
 static __always_inline void count(int which, u64 by)
@@ -89,6 +92,13 @@ static __always_inline void count(int which, u64 by)
     u64 *value = counters.lookup(&which);
     if (value)
         *value += by;
+}
+
+static __always_inline u8 turn_of(u32 site)
+{
+    int index = site;
+    u32 *turn = turns.lookup(&index);
+    return turn ? *turn : 0;
 }
 
 static __always_inline void keep_silent(struct thread *t, u32 site)
@@ -242,9 +252,13 @@ static __always_inline void send_change(struct thread *t, u32 tid, u64 now, u8 k
 #define RLS_KEEP_CALLS 0xfe
 
 /* Whether a followed call is gone once site `site` is hit at stack pointer `sp`. Of those at `sp` itself, one of category
- * `keep` goes on; an operation goes on unless its own function is entered again. */
+ * `keep` goes on; an operation goes on unless its own function is entered again. One whose site has been taken off is
+ * taken for gone wherever the hit is: if it is not, the rest of a long call is lost; if it is, all time from then on would
+ * be its own. */
 static __always_inline int is_gone(struct frame *f, u64 sp, u8 keep, u32 site)
 {
+    if ((u8)(turn_of(f->site) - f->turn) > 1)
+        return 1;
     if (f->sp != sp || keep == RLS_KEEP_NONE)
         return f->sp <= sp;
     if (f->operation)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from rlscope_ebpf.capture.links import Link
 
@@ -13,11 +15,26 @@ THREADS = 64
 that one needs. Links of many probes are gone in a second if they do not wait for each other."""
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What was to be closed together."""
+
+    then: Callable[[], None] | None
+    left: int = 0  # pieces
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    link: Link
+    due_s: float
+    batch: _Batch
+
+
 class Closer:
     """Closes links in threads of its own. From any thread."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Link] = deque()
+        self._waiting: deque[_Piece] = deque()
         self._changed = threading.Condition()
         self._threads = 0
         self._left = 0
@@ -27,12 +44,17 @@ class Closer:
         """Probes that are not away yet."""
         return self._left
 
-    def add(self, links: Iterable[Link]) -> None:
-        """Close these. Returns at once."""
-        pieces = [piece for link in links for piece in link.pieces()]
+    def add(self, links: Iterable[Link], after_s: float = 0.0, then: Callable[[], None] | None = None) -> None:
+        """Close these, not before `after_s`, and `then` call that. Returns at once."""
+        due_s = time.monotonic() + after_s
+        batch = _Batch(then)
+        pieces = [_Piece(piece, due_s, batch) for link in links for piece in link.pieces()]
+        batch.left = len(pieces)
+        if not pieces and then is not None:
+            then()
         with self._changed:
             self._waiting.extend(pieces)
-            self._left += sum(piece.probes for piece in pieces)
+            self._left += sum(piece.link.probes for piece in pieces)
             wanted = min(len(self._waiting), THREADS - self._threads)
             self._threads += wanted
         for _ in range(wanted):
@@ -50,7 +72,13 @@ class Closer:
                     self._threads -= 1
                     self._changed.notify_all()
                     return
-                link = self._waiting.popleft()
-            link.close()
+                piece = self._waiting.popleft()
+            time.sleep(max(0.0, piece.due_s - time.monotonic()))
+            piece.link.close()
             with self._changed:
-                self._left -= link.probes
+                piece.batch.left -= 1
+                is_last = not piece.batch.left
+            if is_last and piece.batch.then is not None:
+                piece.batch.then()
+            with self._changed:
+                self._left -= piece.link.probes

@@ -206,13 +206,19 @@ class Engine:
     def take_off(self, functions: Iterable[int], busy: Iterable[int] = ()) -> None:
         """Detach functions, by the ids of their entries; `put_back` attaches them again. Returns at once.
 
+        From now on no call of theirs is followed, but those that have begun still are for `RETURN_S`.
+
         Others that were attached together with them are attached anew, so they are hit twice until the old ones are
         gone. Of these the `busy` functions are kept apart from the rest: next time it can stay as it is.
         """
-        self._placed.take_off(functions, busy)
+        functions = tuple(functions)
+        turns = self._programs.stop_following(functions)
+        self._placed.take_off(functions, busy, lambda: self._programs.forget_calls(turns))
 
     def put_back(self, functions: Iterable[int]) -> None:
         """Attach again what `take_off` detached."""
+        functions = tuple(functions)
+        self._programs.follow_again(functions)
         self._placed.put_back(functions)
 
     def exits_of(self, function: int) -> Sequence[int]:

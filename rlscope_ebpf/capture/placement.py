@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,6 +14,9 @@ from rlscope_ebpf.capture.links import Link
 from rlscope_ebpf.capture.privileges import confine_thread
 
 _ATTACHERS = 8
+
+RETURN_S = 0.05
+"""What is taken off stays for so long, in which most calls return that have begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +172,13 @@ class Placement:
             self._pool.shutdown()
             self._pool = None
 
-    def take_off(self, functions: Iterable[int], busy: Iterable[int]) -> None:
+    def take_off(self, functions: Iterable[int], busy: Iterable[int], then: Callable[[], None] | None = None) -> None:
         """Take functions' probes away, by the ids of their entries, until `put_back`. Returns at once.
 
-        Others that were attached together with them are attached anew, the `busy` ones apart from the rest.
+        Others that were attached together with them are attached anew, the `busy` ones apart from the rest. The old
+        ones go in `RETURN_S`, so that calls that have begun are seen to return; `then` is called when they are away.
         """
+        links: list[Link] = []
         wanted = set(functions)
         apart = {number for function in busy for number in (function, *self._exits_of.get(function, ()))}
         for pid in list(self._blocks):
@@ -190,7 +195,8 @@ class Placement:
                         gone.add(found.probe)
                         del exits[end]
             if gone:
-                self._take_off(pid, gone, apart)
+                links += self._take_off(pid, gone, apart)
+        self._closer.add(links, RETURN_S, then)
 
     def put_back(self, functions: Iterable[int]) -> None:
         """Set again what `take_off` took away."""
@@ -225,7 +231,7 @@ class Placement:
         ranges = [block.numbers for block in self._blocks[pid]]
         return [number for number in numbers if any(number in each for each in ranges)]
 
-    def _take_off(self, pid: int, gone: set[int], apart: set[int]) -> None:
+    def _take_off(self, pid: int, gone: set[int], apart: set[int]) -> Iterator[Link]:
         for job in self._of(pid):
             for part in list(self._parts[job]):
                 left = [probe for probe in part.probes if probe.id not in gone]
@@ -236,7 +242,7 @@ class Placement:
                 if not all(self._attach(job, each) for each in again if each):
                     continue  # better too many than none
                 self._parts[job].remove(part)
-                self._closer.add(part.links)
+                yield from part.links
 
     def _attach_all(self, jobs: dict[Job, list[Probe]]) -> set[int]:
         """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs.

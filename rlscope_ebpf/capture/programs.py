@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,9 @@ class Programs:
         self._counters = BpfMap(maps["counters"])
         self._silent = BpfMap(maps["silent_hits"])
         self._settings = BpfMap(maps["settings"])
+        self._turns = BpfMap(maps["turns"])
+        self._turn: dict[int, int] = {}  # by site, where it is not 0
+        self._turning = threading.Lock()
         self._loads = BpfMap(maps["loads"])
         self._looks = BpfMap(maps["looks"])
         self._cpus = possible_cpus()
@@ -100,6 +105,31 @@ class Programs:
         per_cpu = np.zeros(self._cpus, np.uint64)
         found = [int(per_cpu.sum()) if self._silent.lookup_into(_u32(site), per_cpu) else 0 for site in sites]
         return np.array(found, np.uint64)
+
+    def stop_following(self, sites: Iterable[int]) -> dict[int, int]:
+        """Follow no more calls from these sites, which are about to be taken off; for `forget_calls`."""
+        with self._turning:
+            return {site: self._set_turn(site, self._turn.get(site, 0) | 1) for site in sites}
+
+    def forget_calls(self, turns: Mapping[int, int]) -> None:
+        """Sites have been taken off: calls from there that have not returned by now are never seen to."""
+        with self._turning:
+            for site, turn in turns.items():
+                if self._turn.get(site) == turn:
+                    self._set_turn(site, turn + 1)
+
+    def follow_again(self, sites: Iterable[int]) -> None:
+        """Follow calls from these sites, which are about to be put back."""
+        with self._turning:
+            for site in sites:
+                turn = self._turn.get(site, 0)
+                self._set_turn(site, turn + turn % 2)
+
+    def _set_turn(self, site: int, turn: int) -> int:
+        self._turn[site] = turn
+        with suppress(OSError):  # beyond the map's size
+            self._turns.update(_u32(site), _u32(turn))
+        return turn
 
     def reset_counters(self) -> None:
         """Let them all be zero."""
