@@ -12,6 +12,7 @@ from rlscope_ebpf.model.events import EVENT_DTYPE, EventKind
 from rlscope_ebpf.model.tables import Batch, Losses, ProcessInfo
 from rlscope_ebpf.session.costs import ProbeCosts
 from rlscope_ebpf.session.intervals import cut_at_phases, hand_out, make_rows
+from rlscope_ebpf.session.lock_waits import charge_lock_waits
 from rlscope_ebpf.session.marks import MarkMaker
 from rlscope_ebpf.session.opening import MOST_ENDS
 from rlscope_ebpf.session.operations import OperationEvents, OperationStacks, Runs
@@ -189,6 +190,8 @@ class Matcher:
             step = self._operations.advance(operations, runs)
             rows = cut_at_phases(make_rows(stream, runs, carried, step, self._costs), self._phases, process)
             tables["intervals"], still_open = hand_out(rows, runs.exited)
+            if self._costs is not None:
+                charge_lock_waits(tables["intervals"], _of_threads(tables["intervals"]["thread"], runs.thread, process))
             tables["spans"] = step.spans
             self._carry(runs, still_open, heard=stream.last > stream.first, operated=operations.run)
             self._phases.settle(self._now_ns)
@@ -243,3 +246,10 @@ class Matcher:
         had_operations = np.zeros(len(runs.slot), np.bool_)
         had_operations[operated] = True
         rows["had_operations"][slot] |= had_operations[final]
+
+
+def _of_threads(rows: NDArray[np.uint32], thread: Ints, process: Ints) -> Ints:
+    """The process of each row; `thread` and `process` are those of the runs."""
+    order = np.argsort(thread, kind="stable")
+    found: Ints = process[order][thread[order].searchsorted(rows)]
+    return found
