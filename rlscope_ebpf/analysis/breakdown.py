@@ -21,6 +21,7 @@ from rlscope_ebpf.model.figures import (
     OperationTotal,
     ProcessTotal,
 )
+from rlscope_ebpf.model.in_place import InPlaceCost, in_place_costs
 from rlscope_ebpf.model.iteration_figures import IterationTotal
 from rlscope_ebpf.model.overlap import NO_OVERLAP, OverlapTotal
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
@@ -184,6 +185,7 @@ class Overhead:
     calibrated: bool  # the costs behind it were measured on this host
     probes_shed: int
     overcorrected_ns: int  # by how much the estimates exceed the times that they were to be taken from
+    in_place: tuple[InPlaceCost, ...] = ()  # what was measured in the program itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +344,7 @@ def break_down(trace: TraceSource, progress: Progress | None = None) -> Breakdow
             calibrated=trace.info.calibration.get("calibrated") is True,
             probes_shed=counters.probes_shed,
             overcorrected_ns=sum(total.overcorrected_ns for found in operations.values() for total in found),
+            in_place=in_place_costs(counters.in_place),
         ),
         notices=tuple(trace.notices),
         processes=processes,

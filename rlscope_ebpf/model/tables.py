@@ -216,6 +216,7 @@ class Counters:
     told_disk_ns: int = 0
     accounted_disk_ns: int = 0
     accounted_disk: int = 0  # 1: the kernel does account for that (kernel.task_delayacct)
+    in_place: dict[str, int] = field(default_factory=dict)  # see model.in_place
 
 
 Definition = ProcessInfo | ThreadInfo | StringInfo | PathInfo | ProbeInfo | DeviceInfo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -109,6 +110,7 @@ def report_dict(breakdown: Breakdown) -> dict[str, Any]:
             "calibrated": breakdown.overhead.calibrated,
             "probes_shed": breakdown.overhead.probes_shed,
             "overcorrected_ns": breakdown.overhead.overcorrected_ns,
+            "in_place": [asdict(cost) for cost in breakdown.overhead.in_place],
         },
         "quality": {"scheduler": _scheduler(breakdown)},
         "overlap": json_session.overlap(breakdown),

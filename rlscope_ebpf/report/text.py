@@ -19,6 +19,7 @@ from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Ph
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
 from rlscope_ebpf.model.gpu import is_unused
+from rlscope_ebpf.model.in_place import InPlaceCost
 from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
 from rlscope_ebpf.report import cpu_text, gpu_text, iteration_text, session_text
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
@@ -27,6 +28,9 @@ WIDE_DEFAULT = 160
 """Columns where there is no terminal that tells (COLUMNS overrides)."""
 
 NARROWEST = 60
+
+_SWITCHED = {"boundary": "calls of libraries", "gil": "the interpreter lock"}
+"""Probes that were set and taken off in turns, for people."""
 
 MAX_OPERATIONS = 100
 """Operations shown per phase; the rest is summed up in a line."""
@@ -144,6 +148,7 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
         looks = f"{fmt.count(counters.samples)} looks at running threads"
         facts.add_row("samples", f"{looks}; figures with ± are made of them")
     measured = "costs measured on this host" if overhead.calibrated else "from typical costs: not calibrated here"
+    measured += "".join(f"; {each}" for each in map(_in_place, overhead.in_place))
     share = f"{fmt.duration(overhead.estimated_ns)}, {fmt.percent(overhead.fraction)} of the target's wall time"
     share += f" ({measured})"
     if not overhead.plausible:
@@ -152,6 +157,16 @@ def _header(breakdown: Breakdown, source: str) -> RenderableType:
     if breakdown.accounting is not None:
         facts.add_row("scheduler", cpu_text.agreement(breakdown.accounting))
     return facts
+
+
+def _in_place(cost: InPlaceCost) -> str:
+    probes = _SWITCHED.get(cost.probes, fmt.printable(cost.probes))
+    windows = (
+        f"{cost.measured:.1f} ± {cost.error:.1f} times that in {fmt.plural(cost.windows, 'window')} of this program"
+    )
+    if cost.is_absurd:
+        return f"hits at {probes} seemed to cost {windows}, which cannot be and is not used"
+    return f"hits at {probes} cost {windows}, and are charged {cost.in_force:.1f} times"
 
 
 def _losses(breakdown: Breakdown) -> str:

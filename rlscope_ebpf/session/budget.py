@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +17,13 @@ from rlscope_ebpf.session.probing import Probing
 from rlscope_ebpf.session.sample_clock import SampleClock
 from rlscope_ebpf.session.sampling import SAMPLED_FOR
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
-from rlscope_ebpf.session.spending import SilentHits, Spent, read_spent, shares
+from rlscope_ebpf.session.spending import IN_PLACE, SilentHits, Spent, read_spent, shares
 from rlscope_ebpf.session.target import Target, monotonic_ns
+from rlscope_ebpf.session.trials import STANDS_FOR, Trials
 from rlscope_ebpf.session.worth import Unit
+
+MOST_TARGETS = 8
+"""With more processes no costs are tried out: to set and take off their probes would take too long."""
 
 
 class Budget:
@@ -37,12 +42,20 @@ class Budget:
         self._worked_ns = 0  # targets' time on a CPU since the first look
         self.is_new = bool(context.options.max_overhead)
         """Whether the next turns are short ones: until the targets have worked for a while."""
+        self._absurd: set[Group] = set()
         self._gone_cpu_ns = self._gone_waited_ns = 0  # of followed processes that have ended and been forgotten
+
+    def begin(self, now_ns: int) -> None:
+        """The session begins: what hits cost in the targets may be tried out from now on."""
+        options, engine = self._context.options, self._context.engine
+        if options.max_overhead and engine.method != "perf":  # whose probes take minutes to come and go
+            limit = options.max_overhead / 100
+            self._context.trials = Trials(limit, self._switch, lambda: not engine.probes_to_detach, now_ns / 1e9)
 
     def turn(self) -> None:
         """Look what was taken since the last turn, and keep to the limit."""
         context = self._context
-        if not context.options.max_overhead:
+        if not context.options.max_overhead or (context.trials is not None and context.trials.is_open):
             return
         now_ns, counters = monotonic_ns(), self._delivery.read_counters()
         sampled_ns = self._clock.spent_ns(counters)
@@ -55,7 +68,8 @@ class Budget:
         if previous is None:
             return
         self._look_at_speed(spent.cpu_ns - previous.cpu_ns, spent.time_ns - previous.time_ns)
-        found = shares(previous, spent, context.worth, context.engine.ticks_share, silent=self._silent_hits)
+        usual = context.costs.ratios(IN_PLACE) / context.costs.ratios()
+        found = shares(previous, spent, context.worth, context.engine.ticks_share, usual, self._silent_hits)
         settled = not context.engine.probes_to_detach
         decision = self._governor.decide(
             now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled, fixed=found.fixed
@@ -64,6 +78,38 @@ class Budget:
         context.notices += self._notices.tell(decision, now_ns / 1e9)
         for group in dict.fromkeys(unit.group for unit in decision.off):
             self._fill_in(group, now_ns)
+
+    @property
+    def trial_due_s(self) -> float:
+        """When `try_out` has something to do."""
+        return self._context.trials.due_s() if self._context.trials is not None else math.inf
+
+    def try_out(self, now_ns: int) -> None:
+        """Set probes that are off for a moment, if it is time for that, or go on with it.
+
+        Everything up to now has been handed out.
+        """
+        context, now_s = self._context, now_ns / 1e9
+        trials = context.trials
+        if trials is None:
+            return
+        if not trials.is_open:
+            if len(context.by_pid) <= MOST_TARGETS and trials.wants(now_s, self._governor.off):
+                trials.begin(monotonic_ns() / 1e9, self._governor.off)
+            return
+        if not trials.turn(now_s):
+            return
+        self._spent = None  # the governor compares nothing with what was before or within the window
+        found = {group: cost.in_force for switched, cost in trials.costs().items() for group in STANDS_FOR[switched]}
+        if found:
+            context.costs.set_ratios(found, self._delivery.read_counters())
+        for switched, cost in trials.costs().items():
+            if cost.is_absurd and switched not in self._absurd:
+                self._absurd.add(switched)
+                context.notices.append(
+                    f"Hits of {switched.name.lower()} probes seemed to cost {cost.measured:.1f} times what they cost "
+                    f"in a loop, which cannot be: {cost.in_force:.1f} times is charged."
+                )
 
     def forget(self, target: Target) -> None:
         """A process that has ended is one of the targets no more: the time that it took stays in the sums."""
@@ -80,6 +126,13 @@ class Budget:
 
     def _carry_out(self, decision: Decision) -> None:
         engine, worth = self._context.engine, self._context.worth
+        self._switch(decision)
+        for units, is_off in ((decision.off, True), (decision.back, False)):
+            for function in (function for unit in units for function in worth.functions(unit)):
+                self._probing.tally.mark((function, *engine.exits_of(function)), is_off)
+
+    def _switch(self, decision: Decision) -> None:
+        engine, worth = self._context.engine, self._context.worth
         for units, is_off in ((decision.off, True), (decision.back, False)):
             if not units:
                 continue
@@ -89,8 +142,6 @@ class Budget:
                 engine.take_off(functions, busy=busy)
             else:
                 engine.put_back(functions)
-            for function in functions:
-                self._probing.tally.mark((function, *engine.exits_of(function)), is_off)
             for unit in units:
                 self._mark_group(unit, is_off)
 

@@ -8,6 +8,7 @@ from rlscope_ebpf.session.gpu_watch import GpuWatch
 from rlscope_ebpf.session.matching import Matcher
 from rlscope_ebpf.session.options import CaptureOptions
 from rlscope_ebpf.session.target import Target
+from rlscope_ebpf.session.trials import Trials
 from rlscope_ebpf.session.worth import Worth
 
 SETTLE_NS = 10_000_000
@@ -26,6 +27,7 @@ class Context:
         self.loaded: Engine | None = None
         self.started: Matcher | None = None
         self.gpu: GpuWatch | None = None
+        self.trials: Trials | None = None
 
     @property
     def engine(self) -> Engine:

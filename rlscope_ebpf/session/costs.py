@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ _TELLS_SILENT = np.zeros(256, np.bool_)
 _TELLS_SILENT[list(_COUNTS_SILENT)] = True
 _RETURN = len(SiteClass)  # after the site classes: return probes
 _CELLS = _RETURN + 1
+_ONES: Floats = np.ones(len(Group))
 
 
 def _cell(group: int, way: int) -> int:
@@ -76,6 +77,10 @@ class ProbeCosts:
         self._entry_cell = np.zeros(1, np.int64)
         self._exit_cell = np.zeros(1, np.int64)
         self._told: NDArray[np.int64] = np.zeros((1, 2), np.int64)  # at the entry, at the end
+        # How many times dearer hits are in this program, by Group: nan where that has not been measured.
+        self._ratio: Floats = np.full(len(Group), np.nan)
+        self._entry_group = np.zeros(1, np.int64)
+        self._counted_before: Floats = np.zeros(len(Group))  # what hits before a ratio was known count for otherwise
 
     def add_probes(self, first: int, sites: Sequence[ProbeSite]) -> None:
         """Learn the sites with the ids from `first` on. Exits of a function follow its entry.
@@ -86,20 +91,45 @@ class ProbeCosts:
         self._before, self._after = grown(self._before, count), grown(self._after, count)
         self._entry_cell, self._exit_cell = grown(self._entry_cell, count), grown(self._exit_cell, count)
         self._told = grown(self._told, count)
+        self._entry_group = grown(self._entry_group, count)
+        in_force = self.ratios()
         function = first
         for number, site in enumerate(sites, first):
             cost, cell = self._costs.entries[site.site_class], _cell(site.group, site.site_class)
+            times = in_force[site.group]
+            self._entry_group[number] = site.group
             if site.action == Action.EXIT:
-                self._before[function, _EXIT], self._after[function, _EXIT] = cost.before, cost.after
+                self._before[function, _EXIT], self._after[function, _EXIT] = times * cost.before, times * cost.after
                 self._exit_cell[function] = cell
                 continue
             function = number
-            self._before[number, _ENTRY], self._after[number, _ENTRY] = cost.before, cost.after
+            self._before[number, _ENTRY], self._after[number, _ENTRY] = times * cost.before, times * cost.after
             self._entry_cell[number] = cell
             if site.returns:
                 returned = self._costs.returned
-                self._before[number, _EXIT], self._after[number, _EXIT] = returned.before, returned.after
+                self._before[number, _EXIT], self._after[number, _EXIT] = (
+                    times * returned.before,
+                    times * returned.after,
+                )
                 self._exit_cell[number] = _cell(site.group, _RETURN)
+
+    def ratios(self, otherwise: Floats = _ONES) -> Floats:
+        """How many times dearer hits are here than in a loop, by Group; `otherwise` where that is not known."""
+        known: Floats = np.where(np.isnan(self._ratio), otherwise, self._ratio)
+        return known
+
+    def set_ratios(self, ratios: Mapping[Group, float], counters: ProbeCounters) -> None:
+        """Charge hits from now on so many times what the calibration says.
+
+        What has been charged stays. `counters`: now.
+        """
+        before = self.ratios()
+        spent = self.spent_by_group_ns(counters)
+        self._ratio[list(ratios)] = list(ratios.values())
+        change = (self.ratios() / before)[self._entry_group][:, None]
+        self._before[: len(change)] *= change
+        self._after[: len(change)] *= change
+        self._counted_before += spent - self.spent_by_group_ns(counters)
 
     def charge(
         self, kind: NDArray[np.uint8], flags: NDArray[np.uint8], site: NDArray[np.uint32], arg: NDArray[np.uint64]
@@ -125,7 +155,8 @@ class ProbeCosts:
         """See which sites are hit without sending an event: such hits are charged what they cost on average."""
         _, silent = self._told_and_silent(counters)
         if silent.any():
-            self._mean_silent = float((silent @ self._silent_costs()).sum() / silent.sum())
+            took = silent @ self._silent_costs() * self.ratios()
+            self._mean_silent = float(took.sum() / silent.sum())
 
     def spent_ns(self, counters: ProbeCounters) -> int:
         """Time that the hits so far have taken from the targets."""
@@ -135,7 +166,8 @@ class ProbeCosts:
         """The same by `Group`, shape (groups,)."""
         told, silent = self._told_and_silent(counters)
         whole = np.append(self._whole, self._costs.returned.whole)
-        spent: Floats = told @ whole + silent @ self._silent_costs()
+        spent: Floats = (told @ whole + silent @ self._silent_costs()) * self.ratios()
+        spent += self._counted_before
         return spent
 
     def told_by_probe_ns(self) -> Floats:

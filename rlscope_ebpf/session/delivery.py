@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlscope_ebpf.capture.counters import ProbeCounters
+from rlscope_ebpf.model.in_place import as_counts
 from rlscope_ebpf.model.session import Sink
 from rlscope_ebpf.model.tables import Batch, Counters, Losses
 from rlscope_ebpf.session.accounting import AccountingCheck
@@ -128,6 +129,8 @@ class Delivery:
             context.gpu.advance(batch, last=last, queued_since_ns=queued_since_ns)
         if "intervals" in batch.tables:
             context.worth.add(batch.tables["intervals"])
+        if context.trials is not None:
+            context.trials.add(batch, context.costs.ratios())
         batch.notices = context.notices[self._notices_given :]
         self._notices_given += len(batch.notices)
         for sink in self._sinks:
@@ -151,6 +154,7 @@ class Delivery:
             probes_attached=tally.attached,
             probes_armed=tally.armed,
             probes_shed=tally.off,
+            in_place=as_counts(self._context.trials.costs().values()) if self._context.trials is not None else {},
         )
 
 

@@ -246,6 +246,7 @@ class Profiler:
         """Returns why the session is over."""
         deadline = start_ns + int(self.options.duration_s * 1e9) if self.options.duration_s else None
         next_maps = next_governor = monotonic_ns()
+        self._budget.begin(next_maps)
         while not stop.is_set():
             now = monotonic_ns()
             if deadline and now >= deadline:
@@ -263,13 +264,15 @@ class Profiler:
             if now - start_ns >= ACCOUNTING_NS:
                 self._delivery.accounting.begin(self._context.by_pid, now)
             self._delivery.turn(now - SETTLE_NS)
+            self._budget.try_out(now)
             first = self._budget.is_new or now - start_ns < FIRST_S * 1e9
             if now >= next_governor:
                 next_governor = now + int((FIRST_TURN_S if first else GOVERNOR_TURN_S) * 1e9)
                 self._budget.turn()
             if self._context.engine.pending_events() < BUSY_EVENTS:
                 turn_s = FIRST_TURN_S if first else TURN_S
-                pause = min(turn_s, max(0, min(next_maps, next_governor) - monotonic_ns()) / 1e9)
+                due_ns = min(next_maps, next_governor, self._budget.trial_due_s * 1e9)
+                pause = min(turn_s, max(0.0, due_ns - monotonic_ns()) / 1e9)
                 if self._following:
                     self._following.wait(pause)
                 else:

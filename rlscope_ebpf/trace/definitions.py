@@ -70,6 +70,10 @@ def _counts(value: Any) -> dict[str, int]:
     return {name: _count(item) for name, item in _map(value).items()}
 
 
+def _integers(value: Any) -> dict[str, int]:
+    return {name: _integer(item) for name, item in _map(value).items()}
+
+
 def _or_none(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
@@ -126,7 +130,10 @@ _KIND_OF: dict[type[Any], str] = {model: kind for kind, (model, _) in KINDS.item
 _NOTICE: dict[str, Check] = {"text": _text, "time_ns": _count, "important": _truth}
 _GPU: dict[str, Check] = {"mode": _text, "reason": _text}
 _LOSSES: dict[str, Check] = dict.fromkeys(Losses.__slots__, _count)
-_COUNTERS: dict[str, Check] = {name: _counts if name == "hits_by_class" else _count for name in Counters.__slots__}
+_COUNTERS: dict[str, Check] = dict.fromkeys(Counters.__slots__, _count) | {
+    "hits_by_class": _counts,
+    "in_place": _integers,
+}
 _HEADER: dict[str, tuple[str, Check]] = {
     "tool_version": ("tool", _text),
     "host": ("host", _text),

@@ -16,7 +16,7 @@ import msgpack  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
 
 FORMAT_NAME = "rlscope-ebpf"
-VERSION = (1, 4)
+VERSION = (1, 5)
 SUFFIX = ".rlscope"
 
 HEADER_MARK = b"\xa6format\xac" + FORMAT_NAME.encode()

@@ -65,6 +65,7 @@ NATIVE: tuple[Binary, ...] = (
     _shared("stacks_cancels", "stacks_cancels.cc", flags=("-pthread", "-ldl")),
     Binary("stacks", ("stacks.c",), ("-ldl",)),
     Binary("storm", ("storm.c",), ("-pthread", "-ldl")),
+    Binary("paced", ("paced.c",), ("-ldl",)),
     Binary("native_ops", ("native_ops.c",), ("-pthread", "-ldl"), ("truth_simulator", "truth_clock")),
     Binary("registers", ("registers.c",), ("-pthread", "-O2")),
     Binary("zombie", ("zombie.c",)),
@@ -177,7 +178,7 @@ def native() -> Path:
 
 
 def program(name: str) -> Path:
-    """Path of one program of `NATIVE` (storm, native_ops, zombie, brief) or of `elf32`.
+    """Path of one program of `NATIVE` (storm, paced, native_ops, zombie, brief) or of `elf32`.
 
     Raises BuildError for `elf32` where the compiler cannot make 32-bit x86 code.
     """

@@ -19,7 +19,7 @@ from rlscope_ebpf.model.tables import TABLES  # noqa: E402
 from rlscope_ebpf.trace.reader import TraceReader  # noqa: E402
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5")
 PATHS = {version: DATA / f"golden-v{version}.rlscope" for version in VERSIONS}
 PATH = PATHS[VERSIONS[-1]]
 

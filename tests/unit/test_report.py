@@ -136,7 +136,7 @@ def test_json_of_a_training_run() -> None:
     assert (report["session"]["probes_attached"], report["session"]["probes_armed"]) == (1_234, 1_230)
     assert report["overhead"] == {
         "probe_hits": 234_567, "estimated_ns": 90 * MS, "fraction": 0.036, "plausible": True, "calibrated": False,
-        "probes_shed": 0, "overcorrected_ns": 0,
+        "probes_shed": 0, "overcorrected_ns": 0, "in_place": [],
     }  # fmt: skip
     (process,) = report["processes"]
     assert process["command"] == ["python", "train.py", "--lr", "3e-4"]

@@ -174,7 +174,11 @@ def batches(count: int = 3, rows: int = 40) -> list[Batch]:
             },
             losses=Losses(events=index, late=2 * index, gpu_records=3 * index, gpu_unmatched=index),
             counters=Counters(
-                received=100 * index, sent=101 * index, hits_by_class={"nop5/entry": index}, gpu_records=index
+                received=100 * index,
+                sent=101 * index,
+                hits_by_class={"nop5/entry": index},
+                gpu_records=index,
+                in_place={"gil/measured": -500 * index},
             ),
             notices=[f"Notice {index}."] if index != 1 else [ImportantNotice("Sleep counts as python from now on.")],
         )
