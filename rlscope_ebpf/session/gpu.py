@@ -14,7 +14,7 @@ from rlscope_ebpf.model.rows import chosen, joined
 from rlscope_ebpf.model.tables import Batch, Counters, Definition, Losses
 from rlscope_ebpf.session.gpu_callers import BackendCalls
 from rlscope_ebpf.session.gpu_timeline import ThreadTimelines
-from rlscope_ebpf.session.gpu_waiting import LAUNCH_DTYPE, WaitingLaunches
+from rlscope_ebpf.session.gpu_waiting import LAUNCH_DTYPE, SKEW_NS, WaitingLaunches
 from rlscope_ebpf.session.registry import Registry
 
 ACTIVITY_WAIT_NS = 5_000_000_000
@@ -52,6 +52,9 @@ class GpuMatcher:
         self.matched = 0
         self.early = 0
         self.inherited = 0
+        self.behind = 0
+        """Activities that are said to have begun long before the call that launched them."""
+        self.most_behind_ns = 0
         self._registry = registry
         self._host_tid = host_tid
         self._threads = ThreadTimelines()
@@ -247,7 +250,14 @@ class GpuMatcher:
         rows = self._rows(activities)
         for name in ("thread", "path", "phase"):
             rows[name] = launches[name]
-        rows["launch_ns"] = launches["start_ns"]
+        # Never later than the activity's start: their clocks may differ.
+        start_ns = rows["start_ns"].astype(np.int64)
+        rows["launch_ns"] = np.minimum(launches["start_ns"], start_ns)
+        behind_ns = launches["start_ns"] - start_ns
+        far = int(np.count_nonzero(behind_ns > SKEW_NS))
+        if far:
+            self.behind += far
+            self.most_behind_ns = max(self.most_behind_ns, int(behind_ns.max()))
         strange = np.flatnonzero(~launches["known"])
         if len(strange):
             rows["phase"][strange] = self._phases(activities[strange])

@@ -109,6 +109,15 @@ def another_injected(pid: int, path: str) -> str:
     return f"CUDA has loaded {path} into process {pid}, another tool's, which is left alone: no GPU times."
 
 
+def clock_is_behind(activities: int, most_ns: int) -> str:
+    """The GPU's times and those of its launches do not fit together."""
+    return (
+        f"{activities:,} GPU activities are told to have begun up to {most_ns / 1e6:.1f} ms before the calls that launched "
+        "them, as CUPTI's clock can be where many processes share a GPU: how long they took is right, but when they ran is "
+        "not known better than that."
+    )
+
+
 def what_went_wrong(pid: int, since: Mapping[str, int]) -> Iterator[str]:
     """What its counters, as far as they are this session's, say about a helper that was active."""
     if since["no_buffer"]:

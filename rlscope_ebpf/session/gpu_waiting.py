@@ -18,7 +18,11 @@ MATCHED_NS = 10_000_000_000
 MOST_LAUNCHES = 1 << 19
 
 SKEW_NS = 1_000_000
-"""The clocks of CPU and GPU, as CUPTI tells them, may differ by this."""
+"""The clocks of CPU and GPU, as CUPTI tells them, differ by less than this, as a rule."""
+
+MOST_SKEW_NS = 100_000_000
+"""Where many processes share a GPU they may differ by more, about the turns of all of them: an activity that is said to
+have begun before the only launch that has its correlation id is that launch's all the same, if by no more than this."""
 
 _STEPS_BACK = 8
 """How many launches with the same correlation id, which wraps, are looked at."""
@@ -80,6 +84,14 @@ class WaitingLaunches:
             found[wrong] = (at[wrong] >= 0) & (self._keys[at[wrong]] == keys[wrong])
             wrong = wrong[found[wrong] & (launch_ns[at[wrong]] > start_ns[wrong] + SKEW_NS)]
         found[wrong] = False
+        strange = np.flatnonzero(~found)
+        if len(strange):
+            low, high = (self._keys.searchsorted(keys[strange], side=side) for side in ("left", "right"))
+            alone = np.flatnonzero(high - low == 1)
+            strange, low = strange[alone], low[alone]
+            close = launch_ns[low] <= start_ns[strange] + MOST_SKEW_NS
+            found[strange[close]] = True
+            at[strange[close]] = low[close]
         matched = np.flatnonzero(found)
         rows = at[matched]
         self._rows["matched"][rows] = True

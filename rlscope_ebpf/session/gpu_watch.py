@@ -30,6 +30,7 @@ from rlscope_ebpf.session.gpu_loading import Loading, foreign_injection
 from rlscope_ebpf.session.gpu_sentences import (
     NO_ANSWER,
     another_injected,
+    clock_is_behind,
     cupti_python_costs,
     cupti_python_needs_run,
     foreign_came,
@@ -446,6 +447,8 @@ class GpuWatch:
         if self._last:
             return
         self._last = True
+        if self._matcher.behind:
+            self._notices.append(clock_is_behind(self._matcher.behind, self._matcher.most_behind_ns))
         for watched in self._watched.values():
             if watched.status is not None and watched.was_active:
                 since = {name: value - watched.base.get(name, 0) for name, value in watched.status.counters.items()}

@@ -108,6 +108,26 @@ def test_correlation_ids_wrap() -> None:
     assert [(row["start_ns"], row["path"]) for row in rows_of(done)] == [(20 * MS, 1), (110 * MS, 2)]
 
 
+def test_a_gpus_clock_may_be_behind_where_many_processes_share_it() -> None:
+    matcher = GpuMatcher(Registry())
+    batch = one_thread((0, 1, 0), (50 * MS, 2, 0), now_ns=400 * MS)
+    late = gpu_waiting.MOST_SKEW_NS
+    advance(matcher, batch, launch(150 * MS, 7), launch(20 * MS, 8), launch(60 * MS, 8), launch(390 * MS, 9))
+    done = advance(
+        matcher,
+        samples.batch(500 * MS),
+        kernel(110 * MS, 120 * MS, 7),  # 40 ms before its launch
+        kernel(10 * MS, 11 * MS, 8),  # whose of the two is it
+        kernel(390 * MS - late - 1, 391 * MS - late, 9),
+        last=True,
+    )
+    found = {row["start_ns"]: (row["path"], row["launch_ns"]) for row in rows_of(done)}
+    assert found[110 * MS] == (2, 110 * MS)
+    assert found[10 * MS] == found[390 * MS - late - 1] == (0, 0)
+    assert (done.losses.gpu_unmatched + done.counters.gpu_early, done.counters.gpu_matched) == (2, 1)
+    assert (matcher.behind, matcher.most_behind_ns) == (1, 40 * MS)
+
+
 def test_both_kinds_of_orphan_are_counted() -> None:
     matcher = GpuMatcher(Registry())
     batch = one_thread((0, 1, 6), now_ns=100 * MS)
