@@ -75,6 +75,28 @@ def test_who_waits_for_a_cpu_is_slowed_down_all_the_same() -> None:
     assert found.whole == pytest.approx(1.0)
 
 
+def test_records_of_the_gpus_work_count_and_no_probe_takes_them() -> None:
+    found = shares(START, after(1, boundary_s=0.1, gpu_ns=0.1 * S), worth(), in_place=ONES)
+    assert (found.whole, found.fixed) == (pytest.approx(0.2 / 0.8), pytest.approx(0.1 / 0.8))
+    assert sum(unit.cost for unit in found.units) == pytest.approx(0.1 / 0.8)
+
+
+def test_functions_of_cuda_are_spared_one_by_one_by_all_of_their_hits() -> None:
+    found = Worth()
+    launch = replace(CALL, group=Group.CUDA, category=Category.CUDA_API)
+    found.add_probes(1, (launch, replace(launch, symbol="g")))
+    hits = np.array([0, 0])
+    silent = SilentHits(lambda probes: hits[[probe - 1 for probe in probes]].astype(np.uint64), found)
+    by_group = np.zeros(len(Group))
+    by_group[Group.CUDA] = 0.5 * S
+    spent = Spent(S, by_group, 0, np.array([0.0, 0.1 * S, 0.0]), np.zeros(3), S, 0)
+    hits[:] = 100, 300  # driver calls within runtime calls send no event
+    units = {unit.function: unit for unit in shares(START, spent, found, in_place=ONES, silent=silent).units}
+    assert {unit.group for unit in units.values()} == {Group.CUDA}
+    assert units[1].cost == pytest.approx(0.1 / 0.5 + 0.4 / 0.5 / 4)
+    assert units[2].cost == pytest.approx(0.4 / 0.5 * 3 / 4)
+
+
 def test_an_overrated_cost_leaves_something() -> None:
     found = shares(START, after(1, gil_s=5), worth(), in_place=ONES)
     assert np.isfinite(found.whole)

@@ -52,6 +52,13 @@ def test_what_a_call_tells_is_its_time_on_a_cpu_without_what_probes_took() -> No
     assert worth.totals()[:8].tolist() == [0, 900, 0, 70, 500, 0, 300, 0]
 
 
+def test_what_a_cuda_call_tells_is_also_how_long_it_waits() -> None:
+    worth = Worth()
+    worth.add_probes(1, (replace(CALL, group=Group.CUDA, category=Category.CUDA_API),))
+    worth.add(np.array([row(1, Category.CUDA_API, 10), row(1, Category.CUDA_API, 500, state=ThreadState.BLOCKED)]))
+    assert worth.totals()[1] == 510
+
+
 def test_functions_are_spared_by_themselves_and_groups_together() -> None:
     worth = Worth()
     worth.add_probes(1, SITES)
