@@ -113,8 +113,8 @@ def clock_is_behind(activities: int, most_ns: int) -> str:
     """The GPU's times and those of its launches do not fit together."""
     return (
         f"{activities:,} GPU activities are told to have begun up to {most_ns / 1e6:.1f} ms before the calls that "
-        "launched them, as CUPTI's clock can be where many processes share a GPU: how long they took is right, but when "
-        "they ran is not known better than that."
+        "launched them, as CUPTI's clock can be where many processes share a GPU: how long they took is right, but not "
+        "when they ran, by as much."
     )
 
 
