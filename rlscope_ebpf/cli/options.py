@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +158,8 @@ def _check_place(options: CaptureOptions) -> None:
 
         TraceWriter(options.output, force=options.force).check()
         return
+    import tempfile  # with what it imports it would take a part of --help's time
+
     try:
         tempfile.TemporaryFile(dir=os.curdir).close()
     except OSError as error:
