@@ -234,6 +234,28 @@ def test_what_is_charged_is_what_all_hits_took(calls: list[tuple[int, int, bool]
     assert total == pytest.approx(found.spent_ns(hits), abs=1)
 
 
+def test_a_ratio_holds_from_now_on() -> None:
+    found, hits = costs(), parse_counters(np.zeros(COUNTERS, np.uint64))
+    call = np.array([event(1, EventKind.CALL, 2, 0, 1)])
+    hits.hits[Group.BOUNDARY, SITE.site_class] += np.uint64(1)
+    found.observe(call)
+    assert charged(found, (EventKind.CALL, 1, 0, 0)) == [(40, 7)]
+    before = found.spent_ns(hits)
+    found.set_ratios({Group.BOUNDARY: 2.0}, hits)
+    assert found.spent_ns(hits) == before  # what was charged stays
+    assert charged(found, (EventKind.CALL, 1, 0, 0), (EventKind.OP_BEGIN, 2, 0, 0)) == [(80, 14), (30, 5)]
+    hits.hits[Group.BOUNDARY, SITE.site_class] += np.uint64(1)
+    found.observe(call)
+    assert found.spent_ns(hits) == before + 2 * 47
+    found.set_ratios({Group.BOUNDARY: 1.5}, hits)
+    assert charged(found, (EventKind.CALL, 1, 0, 0)) == [(60, 10.5)]
+    assert found.spent_ns(hits) == before + 2 * 47
+    found.add_probes(6, [SITE])  # what comes later costs as much
+    assert charged(found, (EventKind.CALL, 6, 0, 0)) == [(60, 10.5)]
+    assert found.ratios()[Group.BOUNDARY] == 1.5
+    assert found.ratios()[Group.GIL] == 1.0
+
+
 def test_without_a_calibration_nothing_is_claimed() -> None:
     assert not ProbeCosts().calibrated
     assert not ProbeCosts(calibration(), "perf").calibrated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -53,3 +54,19 @@ def test_all_are_closed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not any(map(is_open, fds))
     assert closer.wait(0)  # nothing to wait for
+
+
+def test_what_goes_later_goes_later_and_is_told_once() -> None:
+    ends = [os.pipe() for _ in range(2)]
+    told: list[float] = []
+    closer = Closer()
+    begun = time.monotonic()
+    closer.add([Link([each[1]], 1) for each in ends], 0.2, lambda: told.append(time.monotonic() - begun))
+    assert closer.wait(30)
+    assert len(told) == 1
+    assert told[0] >= 0.2
+    for read_end, _ in ends:
+        assert os.read(read_end, 1) == b""  # closed
+        os.close(read_end)
+    closer.add([], 0.2, lambda: told.append(0.0))
+    assert told[1:] == [0.0]  # nothing to wait for
