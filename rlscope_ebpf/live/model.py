@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from rlscope_ebpf.live.latest import LatestReports
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, GpuRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import TimelineTotals
 from rlscope_ebpf.model.figures import GpuTotal, OperationTotal
@@ -29,6 +30,7 @@ class LiveModel:
         self._info = _BEFORE_START
         self._totals = Totals()
         self._timeline = TimelineTotals()
+        self._latest = LatestReports()
         self._received: deque[tuple[int, int]] = deque()  # (now_ns, events received until then)
         self._now_ns = 0
         self._finished = False
@@ -47,6 +49,7 @@ class LiveModel:
         with self._lock:
             self._totals.add(batch)
             self._timeline.add(batch)
+            self._latest.add(batch)
             if batch.gpu is not None:
                 self._info = self._info.with_gpu(batch.gpu)
             for text in batch.notices:
@@ -115,6 +118,7 @@ class LiveModel:
                 phases=totals.phases(),
                 notices=tuple(self._notices),
                 timeline=self._timeline.picture(),
+                latest=self._latest.latest(),
             )
 
     def _add_notice(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlscope_ebpf.live.latest import Latest
 from rlscope_ebpf.live.timeline import Timeline, no_timeline
 from rlscope_ebpf.model.figures import NO_ACTIVITY
 from rlscope_ebpf.model.instances import NO_INSTANCES, Instances
@@ -146,6 +147,7 @@ class Snapshot:
     overlap: OverlapTotal = NO_OVERLAP  # what was busy at all, of the session's time
     notices: tuple[str, ...] = field(default=())  # sentences for the user, oldest first; see ImportantNotice
     timeline: Timeline = field(default_factory=no_timeline)
+    latest: dict[int, Latest] = field(default_factory=dict)  # by pid, of processes that report progress
 
     @property
     def uses_gpu(self) -> bool:

@@ -24,7 +24,8 @@ from rlscope_ebpf.tui.cells import FiguresPanel
 from rlscope_ebpf.tui.figures import OperationLine, OperationTable, View, cycle, operation_table
 from rlscope_ebpf.tui.help import TextScreen, help_lines, message_lines
 from rlscope_ebpf.tui.keys import CLOSED_TO_MODALS, KEYS, REPLAY_ACTIONS, bindings, key_groups, key_of
-from rlscope_ebpf.tui.layout import PANELS, SHORT_TITLES, Arrangement, arrange, facts_of
+from rlscope_ebpf.tui.layout import LOWER, PANELS, SHORT_TITLES, Arrangement, arrange, facts_of
+from rlscope_ebpf.tui.loop import IterationsPanel
 from rlscope_ebpf.tui.panels import CallsPanel, GpuPanel, OperationsPanel, TransitionsPanel, WaitsPanel
 from rlscope_ebpf.tui.processes import ProcessesPanel, ProcessRows, TimelinePanel
 from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
@@ -197,6 +198,7 @@ class ProfilerApp(App[None]):
                     with Vertical(id="right"):
                         yield CallsPanel(PANELS["calls"], id="calls")
                         yield GpuPanel(PANELS["gpu"], id="gpu")
+                        yield IterationsPanel(PANELS["iterations"], id="iterations")
                 yield TimelinePanel(PANELS["timeline"], id="timeline")
         yield Lines(self._notice_lines, id="notice")
         yield Lines(self._choice_lines, id="choices")
@@ -255,7 +257,8 @@ class ProfilerApp(App[None]):
             operations.fill(OperationTable(), self.view, texts.hint(None, None, self.view, replay))
         else:
             self._table = operation_table(snapshot, self.view)
-            operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view, replay))
+            if operations.display:
+                operations.fill(self._table, self.view, texts.hint(snapshot, self._table, self.view, replay))
             for panel in self.query(FiguresPanel):
                 if panel.display:
                     panel.fill(snapshot, self.view, self._table)
@@ -273,7 +276,7 @@ class ProfilerApp(App[None]):
         container = self.query_one("#panels")
         container.set_class(found.dashboard, "dashboard")
         container.set_class(not found.dashboard, "single")
-        container.set_class(not found.shown & {"transitions", "calls", "gpu"}, "alone")
+        container.set_class(not found.shown & LOWER, "alone")
         for name in PANELS:
             self.query_one(f"#{name}").display = name in found.shown
         processes = self.query_one("#processes")
@@ -281,8 +284,8 @@ class ProfilerApp(App[None]):
         processes.styles.width = found.side or "1fr"
         self.query_one("#timeline").styles.height = found.timeline or "1fr"
         self.query_one("#main").display = found.shown != {"processes"}
-        self.query_one("#right").display = bool(found.shown & {"calls", "gpu"})
-        self.query_one("#lower").display = bool(found.shown & {"transitions", "calls", "gpu"})
+        self.query_one("#right").display = bool(found.shown & (LOWER - {"transitions"}))
+        self.query_one("#lower").display = bool(found.shown & LOWER)
         self.query_one("#tabs").display = not found.dashboard
         shown = found.shown
         high = self.size.height >= LOW_HEIGHT

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from textual import events
+
 from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.tui.bars import meter
 from rlscope_ebpf.tui.figures import OperationTable, View
 from rlscope_ebpf.tui.spans import Line, Span, cut
@@ -22,6 +25,26 @@ class FiguresPanel(Table):
     def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures; `table` has the operations of that view."""
         raise NotImplementedError
+
+
+class SizedPanel(FiguresPanel):
+    """One whose rows depend on its size."""
+
+    _filled: tuple[Snapshot, View, OperationTable] | None = None
+
+    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
+        """Show the figures, and again when the size changes."""
+        self._filled = (snapshot, view, table)
+        self.fill_sized(snapshot, view, table)
+
+    def fill_sized(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
+        """Show the figures."""
+        raise NotImplementedError
+
+    def on_resize(self, event: events.Resize) -> None:
+        """There is more room, or less."""
+        if self._filled is not None:
+            self.fill(*self._filled)
 
 
 def figure(text: str, role: str = "text") -> Line:
@@ -48,3 +71,20 @@ def named(guide: str, name: str, role: str = "strong") -> Callable[[int], Line]:
 def meter_cell(fraction: float) -> Callable[[int], Line]:
     """A meter as wide as its column."""
     return lambda width: meter(fraction, width)
+
+
+def mean_count(value: float) -> str:
+    """Things per other things."""
+    return fmt.count(value) if value >= 0.005 or value == 0 else "<0.01"
+
+
+def arrow(kind: str) -> Line:
+    """ "Python → backend", each end in its category's colour."""
+    ends = fmt.transition(kind).split(" → ")
+    roles = {label: f"ink-{category.name}" for category, label in fmt.CATEGORY_LABELS.items()}
+    line: Line = []
+    for number, end in enumerate(ends):
+        if number:
+            line.append(Span(" → ", "dim"))
+        line.append(Span(end, roles.get(end, "text")))
+    return line

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import add
 from typing import TypeVar
 
 from rlscope_ebpf.live.snapshot import CallRow, OperationRow, Snapshot
@@ -158,7 +159,7 @@ _NO_TIME = (0,) * len(Category)
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(a) + int(b) for a, b in zip(left, right, strict=True))
+    return tuple(map(add, left, right))
 
 
 def _sum_lines(path: tuple[str, ...], lines: Iterable[OperationLine], own: OperationLine | None) -> OperationLine:
@@ -210,7 +211,7 @@ def operation_table(snapshot: Snapshot, view: View) -> OperationTable:
         if view.takes(row):
             by_path.setdefault(row.path, []).append(row)
     own = {path: _own_line(path, rows, corrected) for path, rows in by_path.items()}
-    total = _sum_lines((), own.values(), None).category_ns
+    total = _sums([line.category_ns for line in own.values()] or [_NO_TIME])
 
     # Not recursive: operations may nest in themselves as deep as the target's own recursion.
     paths = {path[:depth] for path in own for depth in range(1, len(path) + 1)}

@@ -13,10 +13,14 @@ PANELS = {
     "gpu": "GPU",
     "processes": "Processes",
     "timeline": "Timeline",
+    "iterations": "Iterations",
     "waits": "Waits",
 }
 """Titles of the panels by id, in the order in which tab goes through them. The GPU's is there for who uses one; on a
 dashboard the calls' panel stands in. The waits' is not on a dashboard: the selected operation's details have them."""
+
+LOWER = frozenset({"transitions", "calls", "gpu", "iterations"})
+"""Those that stand side by side below the operations."""
 
 SHORT_TITLES = {"calls": "Calls"}
 """Where there is little room."""
@@ -89,9 +93,7 @@ def arrange(width: int, height: int, active: str, zoomed: bool, facts: Facts) ->
     elif height >= _TIMELINE_HEIGHT:
         shown_there.add("timeline")
     if not facts.several or height >= _LOWER_HEIGHT:
-        shown_there.add("transitions")
-        if width - side >= _TWO_COLUMNS:
-            shown_there.add("calls")
+        shown_there |= _lower(width - side, height, facts)
     return Arrangement(
         True,
         tuple(name for name in PANELS if name in shown_there),
@@ -99,6 +101,15 @@ def arrange(width: int, height: int, active: str, zoomed: bool, facts: Facts) ->
         side,
         min(facts.processes + 4, height // 3) if facts.several else height // 5,
     )
+
+
+def _lower(width: int, height: int, facts: Facts) -> set[str]:
+    """What stands below the operations."""
+    if width < _TWO_COLUMNS:  # an iteration's transitions are told there too
+        return {"iterations" if facts.steps else "transitions"}
+    if facts.steps and facts.cuda:
+        return {"transitions", "calls"} | ({"iterations"} if height >= _LOWER_HEIGHT else set())
+    return {"transitions", "iterations" if facts.steps else "calls"}
 
 
 def _side(width: int, facts: Facts) -> int:

@@ -9,7 +9,7 @@ from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.figures import ACTIVITIES, by_activity
 from rlscope_ebpf.tui.bars import meter, stacked_bar
-from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, figure, meter_cell, named, share
+from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, arrow, figure, mean_count, meter_cell, named, share
 from rlscope_ebpf.tui.columns import OPTIONAL, Column
 from rlscope_ebpf.tui.figures import (
     OperationLine,
@@ -21,7 +21,7 @@ from rlscope_ebpf.tui.figures import (
     transition_lines,
 )
 from rlscope_ebpf.tui.spans import Line, Span
-from rlscope_ebpf.tui.table import Row, Table
+from rlscope_ebpf.tui.table import Cell, Row, Table
 
 _SORTED_COLUMN = {SortKey.WALL: "wall", SortKey.COUNT: "count", SortKey.MEAN: "mean", SortKey.NAME: "name"}
 _CATEGORY_TITLES = {
@@ -179,14 +179,14 @@ class TransitionsPanel(FiguresPanel):
         top = not line.kind
 
         def per(value: float | None) -> Line:
-            return NOTHING if value is None else figure(least + _mean_count(value), "dim" if top else "text")
+            return NOTHING if value is None else figure(least + mean_count(value), "dim" if top else "text")
 
         def bar(width: int) -> Line:
             text = fmt.percent(share(line.count, total)).rjust(7)
             return [*meter(share(line.count, total), max(0, width - len(text))), Span(text, "dim")]
 
         if not top:
-            name: Callable[[int], Line] = _arrow(line.kind)
+            name: Cell = [Span("  "), *arrow(line.kind)]
         else:
             name = named("", fmt.path(line.path), "strong" if line.path else "dim")
         return {
@@ -196,22 +196,6 @@ class TransitionsPanel(FiguresPanel):
             "step": per(line.per_step),
             "bar": [] if top else bar,
         }
-
-
-def _mean_count(value: float) -> str:
-    return fmt.count(value) if value >= 0.005 or value == 0 else "<0.01"
-
-
-def _arrow(kind: str) -> Callable[[int], Line]:
-    """ "Python → backend", each end in its category's colour."""
-    ends = fmt.transition(kind).split(" → ")
-    roles = {label: f"ink-{category.name}" for category, label in fmt.CATEGORY_LABELS.items()}
-    line: Line = [Span("  ")]
-    for number, end in enumerate(ends):
-        if number:
-            line.append(Span(" → ", "dim"))
-        line.append(Span(end, roles.get(end, "text")))
-    return lambda width: line
 
 
 class CallsPanel(FiguresPanel):

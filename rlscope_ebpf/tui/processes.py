@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
-from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import Timeline
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, figure, share
+from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, SizedPanel, figure, share
 from rlscope_ebpf.tui.columns import OPTIONAL, Column
 from rlscope_ebpf.tui.figures import OperationTable, ProcessSort, View
 from rlscope_ebpf.tui.lanes import Grid, Lane, drawn, gpu_row, grid, lane, scale
@@ -127,7 +127,7 @@ class ProcessesPanel(ProcessRows):
             Column("done", "DONE", 7, drop=6),
             Column("command", "COMMAND", 20, right=False, drop=OPTIONAL, grow=3),
         ]
-        rows = [Row(line.row.pid, self._cells(line, snapshot, view)) for line in self.lines]
+        rows = [Row(line.row.pid, partial(self._cells, line, snapshot, view)) for line in self.lines]
         if not rows:
             rows = [Row(text=[]), *(Row(text=[Span(text, "dim")]) for text in _nothing(view))]
         elif len(snapshot.processes) > 1:
@@ -175,19 +175,11 @@ def _what_keys_do(view: View) -> Sequence[str]:
     return ("enter, a: figures of all", "x: add this one, or take it away")
 
 
-class TimelinePanel(ProcessRows):
+class TimelinePanel(SizedPanel, ProcessRows):
     """What each process did in the last seconds."""
 
-    _filled: tuple[Snapshot, View, OperationTable] | None = None
-
-    def on_resize(self, event: events.Resize) -> None:
-        """In more room pictures are higher."""
-        if self._filled is not None:
-            self.fill(*self._filled)
-
-    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
+    def fill_sized(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the pictures; those of many processes are one row high each."""
-        self._filled = (snapshot, view, table)
         timeline = snapshot.timeline
         oldest_ns = timeline.end_ns - timeline.bucket_ns * timeline.buckets
         self.lines = tuple(
@@ -208,9 +200,10 @@ class TimelinePanel(ProcessRows):
         for line in self.lines:
             picture = _Picture(timeline, line, view.cell_buckets, height)
             for row in range(height):
-                first: Cells = {"name": _name(line, view), "pid": [Span(str(line.row.pid), "dim")]}
                 cells: Cells = {"lane": picture.row(row)}
-                rows.append(Row(line.row.pid if row == 0 else None, first | cells if row == 0 else cells))
+                if row == 0:
+                    cells |= {"name": _name(line, view), "pid": [Span(str(line.row.pid), "dim")]}
+                rows.append(Row(line.row.pid if row == 0 else None, cells))
             if line.gpu_ns:
                 label: Line = [Span(" " * len(line.guide), "faint"), Span("  GPU", "dim")]
                 rows.append(Row(cells={"name": label, "lane": picture.gpu}))

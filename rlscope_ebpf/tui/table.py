@@ -29,7 +29,7 @@ class Row:
     """One row. A row with `text` spans all columns instead of having cells."""
 
     key: Hashable = None  # the same row in the next refresh; None: cannot be selected
-    cells: dict[str, Cell] = field(default_factory=dict)
+    cells: dict[str, Cell] | Callable[[], dict[str, Cell]] = field(default_factory=dict)  # made when it is in view
     text: Line | None = None
 
 
@@ -189,10 +189,11 @@ class Table(ScrollView, Paint, can_focus=True, inherit_bindings=False):
             return self.strip([Span(" "), *row.text], width, under)
         mark = Span("▌" if selected and self.has_focus else " ", "key")
         line: Line = [mark]
+        found = row.cells() if callable(row.cells) else row.cells
         for number, (column, cells) in enumerate(self.columns_shown()):
             if number:
                 line.append(Span(" " * GAP))
-            cell = row.cells.get(column.key, [])
+            cell = found.get(column.key, [])
             line += fitted(cell(cells) if callable(cell) else cell, cells, right=column.right)
         return self.strip(line, width, under)
 

@@ -71,8 +71,22 @@ def state(process: ProcessRow) -> str:
         return f"signal {-status}"
 
 
+_made: tuple[Snapshot, View, tuple[ProcessLine, ...]] | None = None
+
+
 def process_lines(snapshot: Snapshot, view: View) -> tuple[ProcessLine, ...]:
-    """The processes as a tree, children under their parents, in the order that the view asks for."""
+    """The processes as a tree, children under their parents, in the order that the view asks for.
+
+    Several panels ask for the same: the latest answer is kept.
+    """
+    global _made
+    made = _made
+    if made is None or made[0] is not snapshot or made[1] != view:
+        made = _made = (snapshot, view, _process_lines(snapshot, view))
+    return made[2]
+
+
+def _process_lines(snapshot: Snapshot, view: View) -> tuple[ProcessLine, ...]:
     nodes = _nodes(snapshot, view)
     for node in reversed(nodes):  # descendants come after their ancestors
         if node.parent is not None:

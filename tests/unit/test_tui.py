@@ -331,13 +331,13 @@ async def test_bars() -> None:
 async def test_panels() -> None:
     async with shown(fakes.FakeSource(fakes.several())) as (app, pilot):
         seen = []
-        for _ in range(7):
+        for _ in range(8):
             table = app.query_one(f"#{app.active_panel}", Table)
             assert table.has_focus
             assert [other.id for other in app.query(Table) if other.display] == [table.id]
             seen.append(app.active_panel)
             await pilot.press("tab")
-        assert seen == ["operations", "transitions", "calls", "gpu", "processes", "timeline", "waits"]
+        assert seen == ["operations", "transitions", "calls", "gpu", "processes", "timeline", "iterations", "waits"]
         assert app.active_panel == "operations"
         await pilot.press("shift+tab")
         assert app.active_panel == "waits"
@@ -382,6 +382,18 @@ async def test_transitions() -> None:
         assert "PER STEP" not in text_of(app, "#transitions")  # steps are not counted by phase
 
 
+async def test_lower_bounds_are_marked() -> None:
+    source = fakes.FakeSource(fakes.running())
+    async with shown(source) as (app, pilot):
+        await pilot.press("tab")
+        assert "≥" not in text_of(app, "#transitions")
+        await show(app, pilot, source, fakes.lossy())  # probes were taken off
+        lines = [line.split() for line in text_of(app, "#transitions").splitlines()]
+        assert ["Python", "→", "backend", "≥1.13", "M", "≥23", "≥23"] in [line[:7] for line in lines]
+        await pilot.press("pagedown", "pagedown")
+        assert app.query_one("#transitions", Table).rows[-1].text is not None
+
+
 async def test_calls() -> None:
     async with shown(fakes.FakeSource(fakes.running())) as (app, pilot):
         await pilot.press("tab", "tab")
@@ -401,12 +413,12 @@ async def test_no_call_yet() -> None:
 async def test_zoom_on_a_large_screen() -> None:
     async with shown(fakes.FakeSource(fakes.several()), LARGE) as (app, pilot):
         assert app.dashboard
-        # The calls' panel shows kernels as well.
-        assert [table.id for table in app.query(Table) if not table.display] == ["waits", "gpu"]
+        hidden = ["waits", "gpu"]  # the calls' panel shows kernels as well
+        assert [table.id for table in app.query(Table) if not table.display] == hidden
         await pilot.press("tab", "z")
         assert [table.id for table in app.query(Table) if table.display] == ["transitions"]
         await pilot.press("z")
-        assert [table.id for table in app.query(Table) if not table.display] == ["waits", "gpu"]
+        assert [table.id for table in app.query(Table) if not table.display] == hidden
         assert app.query_one("#transitions").has_focus
 
 
@@ -709,7 +721,7 @@ async def test_the_gpu_has_a_panel_where_it_is_used() -> None:
     async with shown(source) as (app, pilot):
         assert "gpu" not in app.panels
         assert "GPU  " not in text_of(app).splitlines()[4]
-        for name in ("transitions", "calls", "processes", "timeline", "waits", "operations"):
+        for name in ("transitions", "calls", "processes", "timeline", "iterations", "waits", "operations"):
             await pilot.press("tab")
             assert app.active_panel == name
         source.current = fakes.on_gpu()
@@ -765,6 +777,8 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], tuple[str, ...], tuple[tuple[i
     "processes": (fakes.family, ("z", *["tab"] * 4, "down", "x", "down", "x"), (SMALL, LARGE)),
     "timeline": (fakes.family, ("z", *["tab"] * 5), (SMALL, LARGE)),
     "timeline-of-two": (fakes.several, ("z", *["tab"] * 5), (SMALL,)),
+    "iterations": (fakes.looping, ("z", *["shift+tab"] * 2), (SMALL, LARGE)),
+    "lower-bounds": (fakes.lossy, ("tab",), (SMALL,)),
     "family": (fakes.family, (), ((120, 36), (200, 60))),
     "waits": (fakes.running, ("z", "shift+tab"), (SMALL, LARGE)),
     "several": (fakes.several, (), (LARGE,)),

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from rlscope_ebpf.live.latest import Latest
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import BUCKET_NS, Timeline
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.figures import ACTIVITIES
+from rlscope_ebpf.model.iteration_figures import IterationOperation, IterationTotal, SlowIteration
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
+from rlscope_ebpf.model.trend import NO_TREND, Trend
 from rlscope_ebpf.tui.source import ReplayState
 
 MS = 1_000_000
@@ -207,6 +210,32 @@ def family(workers: int = 64) -> Snapshot:
         gpu_devices=(DeviceRow(4242, 0, 4 * S),),
         timeline=timeline(tuple(rows), gpu=True),
     )
+
+
+def iterations(pid: int = 4242, phase: str = "training", **changes: Any) -> IterationTotal:
+    """Two thousand iterations that become slower; one took ten times as long, for the simulator's sake."""
+    typical = (6 * MS, 9 * MS, 5 * MS, 0, 0)
+    simulation = ("rollout", "simulation")
+    spent = {simulation: 196 * MS, ("train",): 10 * MS, (): 4 * MS}
+    took = (7 * MS, 195 * MS, 8 * MS, 0, 0)
+    slow = SlowIteration(1_234, 30_850, 120 * S, 210 * MS, took, (0,) * 5, 0, {"python_to_simulator": 24}, spent)
+    usual = (IterationOperation(simulation, 20 * S, 1_966, 9 * MS), IterationOperation(("train",), S, 1_966, 6 * MS))
+    total = IterationTotal(
+        pid=pid, phase=phase, count=1_966, total_ns=41 * S, min_ns=18 * MS, p50_ns=20 * MS, p99_ns=31 * MS,
+        max_ns=210 * MS, category_ns=tuple(1_966 * ns for ns in typical), overhead_ns=(MS,) * 5, others_running_ns=0,
+        transitions={"python_to_backend": 1_966 * 23, "python_to_simulator": 1_966 * 24}, typical_ns=typical,
+        operations=usual, trend=Trend(16, (19e6, 20e6, 23e6), 19e6, 23e6, direction=1),
+        slowest=(slow, replace(slow, duration_ns=20 * MS)), steps=(25, 49_152),
+    )  # fmt: skip
+    return replace(total, **changes)
+
+
+def looping() -> Snapshot:
+    """A trainer whose iterations are known, in two phases."""
+    evaluation = iterations(phase="evaluation", count=12, p50_ns=150 * MS, trend=NO_TREND, slowest=())
+    times = tuple(100 * S + n * 20 * MS + 4 * MS * (n % 7) for n in range(200))
+    latest = Latest(times, tuple(44_177 + 25 * n for n in range(200)))
+    return running(iterations=(iterations(), evaluation), latest={4242: latest})
 
 
 def several() -> Snapshot:
