@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.figures import Benchmark, Results, as_markdown, rows
 from benchmarks.machine import CpuTimes
@@ -39,6 +40,10 @@ measured in turns, one after the other, so that a slow minute of the machine mee
 may be off by whatever else the machine did."""
 
 
+_BY_HAND = Path(__file__).with_name("gpu.md")
+"""What another machine measured: the document's last section."""
+
+
 def render(run: Run, measured: Iterable[tuple[Benchmark, Results]]) -> str:
     """The document."""
     how, rough = ("a quick run", " with few samples: the figures are rough") if run.quick else ("one full run", "")
@@ -57,4 +62,4 @@ def render(run: Run, measured: Iterable[tuple[Benchmark, Results]]) -> str:
     for benchmark, results in measured:
         parts += [f"\n## {benchmark.title}\n", as_markdown(rows(results))]
         parts += [f"* {remark}" for remark in benchmark.remarks]
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join(parts).rstrip() + "\n" + _BY_HAND.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ meanwhile, different ones in turn: medians of the windows with one are compared 
 * short: less of mlp
 * run: the same of `run`, in pairs of processes
 * others: torch.profiler and cupti-python on the launch-bound loop
-* together: kernel times by helper, torch.profiler and cupti-python, in turns, in one process
+* together: kernel times by helper, and then by torch.profiler and cupti-python in turns, in one process
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _other(host: Host, what: str, command: str) -> None:
 
 
 def together(host: Host) -> None:
-    """Kernel times by three, in turns, in one process."""
+    """Kernel times by three, in one process."""
     for line in ("loop 400", "mixed 400"):
         attempt(host, "together", line, partial(_together, host, line))
 
@@ -188,10 +188,7 @@ def _together(host: Host, line: str) -> None:
     found: dict[str, list[tuple[int, int]]] = {"torch.profiler": [], "cupti-python": [], "helper": []}
     with host.loop() as process:
         process.do(line)
-        for number in range(ROUNDS):
-            for what, command in (("torch.profiler", "profile cuda"), ("cupti-python", "cupti")):
-                done = process.do(f"{command} {line}", 90)
-                found[what].append((done["kernels"], done["kernels_ns"]))
+        for number in range(ROUNDS):  # first: torch.profiler keeps CUPTI from its first use on
             process.do(f"helper {host.helper}")
             trace = host.traces / f"together{number}.rlscope"
             with host.attached(process, trace, "--max-overhead", "0"):
@@ -204,6 +201,10 @@ def _together(host: Host, line: str) -> None:
             end_of(process)
             seen = read_trace(trace, {"it": (done["start_ns"], done["end_ns"])})["it"]
             found["helper"].append((seen["kernels"], seen["kernels_ns"]))
+        for _ in range(ROUNDS):
+            for what, command in (("cupti-python", "cupti"), ("torch.profiler", "profile cuda")):
+                other = process.do(f"{command} {line}", 90)
+                found[what].append((other["kernels"], other["kernels_ns"]))
         process.end()
     each_ns = {what: statistics.median(ns / count for count, ns in rows) for what, rows in found.items()}
     host.results.add(
