@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rlscope_ebpf.capture.gpu_files import LIBRARY_VARIABLE
@@ -115,6 +115,15 @@ def clock_is_behind(activities: int, most_ns: int) -> str:
         f"{activities:,} GPU activities are told to have begun up to {most_ns / 1e6:.1f} ms before the calls that "
         "launched them, as CUPTI's clock can be where many processes share a GPU: how long they took is right, but not "
         "when they ran, by as much."
+    )
+
+
+def cut_short(pids: Sequence[int]) -> str:
+    """Processes that ended while their helper was active, and without its last word."""
+    who = f"Process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
+    return (
+        f"{who} ended without letting the GPU helper finish (killed, or by os._exit, as forked workers of multiprocessing "
+        "do): what the GPU did there in the last tenth of a second is not in the figures."
     )
 
 

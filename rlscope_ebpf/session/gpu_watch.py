@@ -33,6 +33,7 @@ from rlscope_ebpf.session.gpu_sentences import (
     clock_is_behind,
     cupti_python_costs,
     cupti_python_needs_run,
+    cut_short,
     foreign_came,
     gdb_stops,
     nobody_loads,
@@ -453,6 +454,9 @@ class GpuWatch:
             if watched.status is not None and watched.was_active:
                 since = {name: value - watched.base.get(name, 0) for name, value in watched.status.counters.items()}
                 self._notices += map(ImportantNotice, what_went_wrong(watched.target.pid, since))
+        cut = [pid for pid, each in self._watched.items() if each.target.end_ns is not None and self._is_active(each)]
+        if cut and self._mode != "cupti-python":
+            self._notices.append(cut_short(cut))
 
     def _host_tid(self, pid: int, tid: int) -> int:
         watched = self._watched.get(pid)

@@ -155,3 +155,20 @@ def test_impossible_times_are_counted_and_left_out(tmp_path: Path) -> None:
     truth = truths(done.stdout)[-1]
     found = sum(row["count"] for row in process_of(document, truth["pid"])["gpu_kernels"])
     assert document["losses"]["gpu_invalid"] == truth["launched"] - found == truth["launched"] // 9
+
+
+LEAVES = """
+import os, sys
+sys.argv = [sys.argv[1], "--lines", "1"]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+import operations
+operations.main()
+os._exit(0)
+"""
+
+
+def test_a_program_that_does_not_let_the_helper_finish_is_said(tmp_path: Path) -> None:
+    done, document = _run(tmp_path, command=(sys.executable, "-c", LEAVES, str(PROGRAM)))
+    assert truths(done.stdout)
+    (notice,) = about_gpu(document)
+    assert "without letting the GPU helper finish" in notice
