@@ -122,8 +122,8 @@ def cut_short(pids: Sequence[int]) -> str:
     """Processes that ended while their helper was active, and without its last word."""
     who = f"Process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
     return (
-        f"{who} ended without letting the GPU helper finish (killed, or by os._exit, as forked workers of multiprocessing "
-        "do): what the GPU did there in the last tenth of a second is not in the figures."
+        f"{who} ended without letting the GPU helper finish (killed, or by os._exit, as forked workers of "
+        "multiprocessing do): what the GPU did there in the last tenth of a second is not in the figures."
     )
 
 
