@@ -465,7 +465,7 @@ def operation_record(process: Process, operation: Operation, *, shares: bool) ->
     """
     total, resources, queued = operation.total, operation.total.resources_ns, operation.total.queued
     values = (
-        process.total.info.name,
+        process.total.name,
         process.total.info.pid,
         total.phase,
         operation.text,

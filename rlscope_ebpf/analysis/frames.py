@@ -70,7 +70,7 @@ def transitions_frame(breakdown: Breakdown) -> pd.DataFrame:
     """
     records = [
         {
-            "process": process.total.info.name,
+            "process": process.total.name,
             "pid": process.total.info.pid,
             "phase": operation.total.phase,
             "operation": operation.text,
@@ -93,7 +93,7 @@ def cuda_calls_frame(breakdown: Breakdown) -> pd.DataFrame:
     """One row per process and function of the CUDA API."""
     records = [
         {
-            "process": process.total.info.name,
+            "process": process.total.name,
             "pid": call.pid,
             "name": call.name,
             "count": call.count,
@@ -112,7 +112,7 @@ def gpu_kernels_frame(breakdown: Breakdown) -> pd.DataFrame:
     """One row per process and kernel. `queue_…`: from launch to start, NaN where no launch is known."""
     records = [
         {
-            "process": process.total.info.name,
+            "process": process.total.name,
             "pid": kernel.pid,
             "name": kernel.name,
             "count": kernel.ran.count,
@@ -134,7 +134,7 @@ def gpu_copies_frame(breakdown: Breakdown) -> pd.DataFrame:
     """One row per process and direction, `direction` "set" where memory was filled."""
     records = [
         {
-            "process": process.total.info.name,
+            "process": process.total.name,
             "pid": copy.pid,
             "direction": copy.direction,
             "count": copy.count,
@@ -152,7 +152,7 @@ def gpu_devices_frame(breakdown: Breakdown) -> pd.DataFrame:
     whoever's work that was, and (`reported_own`) of this process's alone. `pause_ns`: the longest between two works."""
     records = [
         {
-            "process": process.total.info.name,
+            "process": process.total.name,
             "pid": device.pid,
             "device": device.index,
             "busy_ns": device.busy_ns,
@@ -174,7 +174,7 @@ def processes_frame(breakdown: Breakdown) -> pd.DataFrame:
         {
             "pid": process.total.info.pid,
             "ppid": process.total.info.ppid,
-            "name": process.total.info.name,
+            "name": process.total.name,
             "command": " ".join(process.total.info.command),
             "start_ns": process.total.info.start_ns,
             "end_ns": process.end_ns,

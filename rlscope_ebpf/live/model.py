@@ -136,7 +136,7 @@ class LiveModel:
             ProcessRow(
                 pid=process.info.pid,
                 ppid=process.info.ppid,
-                name=process.info.name,
+                name=process.name,
                 command=process.info.command,
                 alive=process.info.end_ns is None,
                 threads=process.threads,

@@ -19,6 +19,9 @@ KNOWN_WAITS = tuple(Wait[name.upper()] for name in ACTIVITIES[2:-1])
 """`Wait` of those in between."""
 
 
+PROCESS_NAME = "process_name"
+"""The piece of metadata by which a process says what it is called."""
+
 NO_ACTIVITY = (0,) * (len(Category) * len(ACTIVITIES))
 
 
@@ -214,6 +217,11 @@ class ProcessTotal:
     metadata: dict[str, str]
     gpu_ns: int = 0  # time in which some GPU worked for it
     phase_times: tuple[PhaseTime, ...] = ()  # in the order in which they were first entered
+
+    @property
+    def name(self) -> str:
+        """As it calls itself, or else as the system does."""
+        return self.metadata.get(PROCESS_NAME) or self.info.name
 
 
 def merged(operations: Iterable[OperationTotal]) -> list[OperationTotal]:

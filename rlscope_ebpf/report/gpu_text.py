@@ -166,7 +166,7 @@ def is_shared(breakdown: Breakdown) -> bool:
 
 
 def _name(process: Process) -> str:
-    return fmt.printable(process.total.metadata.get("process_name") or process.total.info.name)
+    return fmt.printable(process.total.name)
 
 
 def _reported(share: float | None) -> str:

@@ -146,7 +146,7 @@ def _process(process: Process) -> dict[str, Any]:
     return {
         "pid": info.pid,
         "ppid": info.ppid,
-        "name": info.name,
+        "name": total.name,
         "command": list(info.command),
         "start_ns": info.start_ns,
         "end_ns": process.end_ns,

@@ -104,7 +104,7 @@ def _tree(breakdown: Breakdown, width: int, share: Share) -> Iterator[Renderable
             gpu_ns = overlap.gpu_by_pid_ns.get(info.pid, 0)
             used.append(share(min(1.0, gpu_ns / took)) if took and gpu_ns else NOTHING)
         table.add_row(
-            Text.assemble((_guide(each), "dim"), fmt.printable(info.name)),
+            Text.assemble((_guide(each), "dim"), fmt.printable(process.total.name)),
             str(info.pid),
             fmt.clock(info.start_ns - breakdown.info.start_ns),
             fmt.duration(took),

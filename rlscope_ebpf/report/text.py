@@ -18,6 +18,7 @@ from rich.text import Text
 from rlscope_ebpf.analysis.breakdown import LOSS_LIMIT, Breakdown, Operation, Phase, Process
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, UNTRACKED, Category, ThreadState
+from rlscope_ebpf.model.figures import PROCESS_NAME
 from rlscope_ebpf.model.gpu import is_unused
 from rlscope_ebpf.model.in_place import InPlaceCost
 from rlscope_ebpf.model.sampling import CONFIDENCE, spread_ns
@@ -226,13 +227,13 @@ def _notices(breakdown: Breakdown) -> Iterator[RenderableType]:
 
 def _process_line(process: Process) -> Text:
     total, info = process.total, process.total.info
-    line = Text(f"{fmt.printable(info.name)} ", "bold")
+    line = Text(f"{fmt.printable(total.name)} ", "bold")
     line.append(f"pid {info.pid}", "bold")
     facts = [fmt.plural(total.threads, "thread"), f"{fmt.duration(process.wall_ns)} of their time"]
     if total.steps:
         of = f" of {total.total_steps:,}" if total.total_steps else ""
         facts.append(f"{fmt.plural(total.steps, 'step')} reported, the latest {total.step:,}{of}")
-    facts += [f"{key}: {value}" for key, value in total.metadata.items()]
+    facts += [f"{key}: {value}" for key, value in total.metadata.items() if key != PROCESS_NAME]
     line.append(", " + ", ".join(map(fmt.printable, facts)), "not bold")
     return line
 

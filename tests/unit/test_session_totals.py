@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,7 @@ from rlscope_ebpf.analysis.breakdown import Breakdown, break_down
 from rlscope_ebpf.analysis.processes import tree
 from rlscope_ebpf.model import instances
 from rlscope_ebpf.model.categories import Category, ThreadState
+from rlscope_ebpf.model.figures import PROCESS_NAME
 from rlscope_ebpf.model.gpu import GPU_DTYPE, GpuKind
 from rlscope_ebpf.model.histogram import RELATIVE_ERROR
 from rlscope_ebpf.model.instances import InstanceTotals
@@ -256,6 +258,18 @@ def several() -> Breakdown:
         ProcessInfo(103, 101, "helper", (), start + 300 * MS, start + 800 * MS, None),
         ProcessInfo(104, 1, "stranger", (), start),
     )
+
+
+def test_a_process_is_called_as_it_calls_itself() -> None:
+    total = several().processes[0].total
+    assert total.name == "train.py"
+    assert replace(total, metadata={PROCESS_NAME: "learner"}).name == "learner"
+    named = replace(
+        several(),
+        processes=(replace(several().processes[0], total=replace(total, metadata={PROCESS_NAME: "learner"})),),
+    )
+    assert json.report_dict(named)["processes"][0]["name"] == "learner"
+    assert "learner pid 100" in text.report_text(named)
 
 
 def test_the_tree() -> None:
