@@ -92,6 +92,14 @@ class ProcessInfo:
     end_ns: int | None = None
     exit_status: int | None = None
     is_python: bool = True
+    namespace_pids: tuple[
+        int, ...
+    ] = ()  # its numbers in pid namespaces inside of the profiler's, from the outer one on
+
+    @property
+    def pid_text(self) -> str:
+        """ "4711", or "4711 (1 in its container)"."""
+        return f"{self.pid} ({self.namespace_pids[-1]} in its container)" if self.namespace_pids else str(self.pid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ def _process(process: Process) -> dict[str, Any]:
     return {
         "pid": info.pid,
         "ppid": info.ppid,
+        "namespace_pids": list(info.namespace_pids),
         "name": total.name,
         "command": list(info.command),
         "start_ns": info.start_ns,

@@ -228,7 +228,7 @@ def _notices(breakdown: Breakdown) -> Iterator[RenderableType]:
 def _process_line(process: Process) -> Text:
     total, info = process.total, process.total.info
     line = Text(f"{fmt.printable(total.name)} ", "bold")
-    line.append(f"pid {info.pid}", "bold")
+    line.append(f"pid {info.pid_text}", "bold")
     facts = [fmt.plural(total.threads, "thread"), f"{fmt.duration(process.wall_ns)} of their time"]
     if total.steps:
         of = f" of {total.total_steps:,}" if total.total_steps else ""

@@ -95,6 +95,7 @@ class Target:
             end_ns=self.end_ns,
             exit_status=self.exit_status,
             is_python=self.process.is_python,
+            namespace_pids=self.process.namespace_pids[1:],
         )
 
     def plan(self, objects: Sequence[MappedObject]) -> list[Plan]:

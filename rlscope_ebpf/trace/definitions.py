@@ -66,6 +66,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _pids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise BrokenObject(f"{value!r} is no list")
+    return tuple(_count(item) for item in value)
+
+
 def _counts(value: Any) -> dict[str, int]:
     return {name: _count(item) for name, item in _map(value).items()}
 
@@ -87,6 +93,7 @@ _PROCESS: dict[str, Check] = {
     "end_ns": _or_none(_count),
     "exit_status": _or_none(_integer),
     "is_python": _truth,
+    "namespace_pids": _pids,
 }
 _THREAD: dict[str, Check] = {"id": _count, "pid": _count, "tid": _count, "name": _text}
 _STRING: dict[str, Check] = {"id": _count, "text": _text}

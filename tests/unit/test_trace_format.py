@@ -132,6 +132,7 @@ def test_the_golden_trace_reads_as_it_did(version: str) -> None:
     expected["devices"] = [
         {"uuid": "", "own_samples": 0, "own_reported": 0, **device} for device in expected["devices"]
     ]
+    expected["processes"] = [{"namespace_pids": [], **process} for process in expected["processes"]]
     intervals = expected["tables"]["intervals"]
     for column in ("overhead_ns", "sampled", "wait"):
         intervals.setdefault(column, [0] * len(intervals["thread"]))
