@@ -19,6 +19,7 @@ from rlscope_ebpf.capture.interpreter import TICK_NS, attach_ticks
 from rlscope_ebpf.capture.links import Link, attach
 from rlscope_ebpf.capture.placement import Job, Placement, Probe
 from rlscope_ebpf.capture.pointer_guard import read_pointer_guard
+from rlscope_ebpf.capture.privileges import keep_for_perf_events
 from rlscope_ebpf.capture.programs import Programs
 from rlscope_ebpf.capture.tracepoints import attach_tracepoints
 from rlscope_ebpf.model.tables import ProbeInfo
@@ -63,6 +64,8 @@ class Engine:
 
     def __init__(self, method: str, compiled: CompiledPrograms | None = None) -> None:
         self.method = method
+        if method == "perf":
+            keep_for_perf_events()
         self._programs = Programs(compile_programs(method) if compiled is None else compiled)
         self._closer = Closer()
         self._placed = Placement(self._attach_links, self._closer)

@@ -38,6 +38,14 @@ _LAST = 63
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+_more: set[str] = set()
+
+
+def keep_for_perf_events() -> None:
+    """Uprobes that are perf events are going to be set: for each the kernel asks for CAP_SYS_ADMIN itself."""
+    _more.add("CAP_SYS_ADMIN")
+
+
 def drop_privileges(*, loads_into_gpu_programs: bool) -> None:
     """Keep, in this thread and those that it starts from now on, only what the rest of a session needs.
 
@@ -92,7 +100,7 @@ def _needed(held: CapabilitySet) -> frozenset[str]:
     """`EFFECTIVE`, and CAP_SYS_ADMIN where it stands for those that were split off it."""
     split = _bits(("CAP_BPF", "CAP_PERFMON"))
     stands_in = frozenset({"CAP_SYS_ADMIN"}) if held.effective & split != split else frozenset()
-    return frozenset(EFFECTIVE) | stands_in
+    return frozenset(EFFECTIVE) | stands_in | _more
 
 
 def _bits(names: Iterable[str]) -> int:
