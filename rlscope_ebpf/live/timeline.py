@@ -42,6 +42,16 @@ class Timeline:
     busy_ns: Ints  # (pids, buckets, Category): of all threads together, so a bucket may hold more than its width
     gpu_ns: Ints  # (pids, buckets): some GPU worked for the process
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Timeline)
+            and (self.bucket_ns, self.end_ns, self.pids) == (other.bucket_ns, other.end_ns, other.pids)
+            and np.array_equal(self.busy_ns, other.busy_ns)
+            and np.array_equal(self.gpu_ns, other.gpu_ns)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def buckets(self) -> int:
         """How many there are."""
