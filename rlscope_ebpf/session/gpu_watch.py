@@ -137,6 +137,7 @@ class GpuWatch:
         self._recent: deque[tuple[int, NDArray[np.void]]] = deque()  # time, intervals
         self._received = 0  # activities of the GPU
         self._spent_ns = 0.0
+        self._ended: set[int] = set()  # targets that had ended before the session did
         self._simulated = False
         self._last = False
         self._utilization = Utilization()
@@ -214,6 +215,8 @@ class GpuWatch:
 
     def settle(self) -> None:
         """At the session's end: wait for what the GPU has done until now."""
+        # Afterwards all have an end: that of the session.
+        self._ended = {pid for pid, each in self._watched.items() if each.target.end_ns is not None}
         running = [each for each in self._watched.values() if each.target.end_ns is None and self._is_active(each)]
         for pid, each in self._watched.items():
             if self._capture is not None and each.target.end_ns is not None:
@@ -454,7 +457,7 @@ class GpuWatch:
             if watched.status is not None and watched.was_active:
                 since = {name: value - watched.base.get(name, 0) for name, value in watched.status.counters.items()}
                 self._notices += map(ImportantNotice, what_went_wrong(watched.target.pid, since))
-        cut = [pid for pid, each in self._watched.items() if each.target.end_ns is not None and self._is_active(each)]
+        cut = [pid for pid, each in self._watched.items() if pid in self._ended and self._is_active(each)]
         if cut and self._mode != "cupti-python":
             self._notices.append(cut_short(cut))
 
