@@ -337,15 +337,17 @@ def _show_tui(
     options: CaptureOptions,
 ) -> None:
     from rlscope_ebpf.tui.app import ProfilerApp
+    from rlscope_ebpf.tui.terminal import is_gone
 
     app = ProfilerApp(source, exit_when_finished=options.duration_s is not None)
 
     def leave_if_asked() -> None:
-        if interruptions.first is not None:
+        # Only whoever the terminal controls is sent a signal when it is closed.
+        if interruptions.first is not None or is_gone(sys.__stdin__):
             app.stop()
 
     interruptions.listeners.append(app.stop)
-    source.on_snapshot = leave_if_asked  # for a signal that came before the screen was there
+    source.on_snapshot = leave_if_asked  # also for a signal that came before the screen was there
     app.run()
     interruptions.listeners.clear()
     if app.failure is not None and thread.error is None:

@@ -32,6 +32,7 @@ from rlscope_ebpf.tui.source import ReplaySource, ReplayState, SnapshotSource
 from rlscope_ebpf.tui.spans import Line
 from rlscope_ebpf.tui.strips import KeyBar, TabStrip
 from rlscope_ebpf.tui.table import Lines, Table
+from rlscope_ebpf.tui.terminal import TerminalDriver
 from rlscope_ebpf.tui.tree import family, process_lines, toggled
 
 REFRESH_S = 0.5
@@ -118,7 +119,7 @@ class ProfilerApp(App[None]):
         refresh_s: float = REFRESH_S,
         theme: str = "textual-dark",
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=TerminalDriver)
         self.title = title
         self.theme = theme
         self.failure: Exception | None = None
