@@ -49,7 +49,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def trace(tmp_path: Path) -> Path:
     """Ten seconds of two processes."""
     path = tmp_path / "ten.rlscope"
-    trace_samples.write(path, trace_samples.batches(count=10, rows=60))
+    # As in a session, no row lies in another batch's time.
+    trace_samples.write(path, trace_samples.batches(count=10, rows=60, longest_gap_ns=trace_samples.BATCH_NS // 100))
     return path
 
 

@@ -34,6 +34,8 @@ from rlscope_ebpf.trace.writer import TraceWriter
 
 START_NS = 1_000_000_000_000
 BATCH_NS = 1_000_000_000
+LONGEST_GAP_NS = 1 << 33
+"""Between two rows of a thread, so that the file has every kind of gap; then some lie in later batches' time."""
 
 INFO = SessionInfo(
     tool_version="0.1.0",
@@ -70,7 +72,7 @@ def definitions() -> list[Definition]:
     ]
 
 
-def intervals(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
+def intervals(seed: int, rows: int, start_ns: int = START_NS, longest_gap_ns: int = LONGEST_GAP_NS) -> NDArray[np.void]:
     """`rows` intervals on three threads, grouped by thread, without gaps but for a few."""
     random = np.random.default_rng(seed)
     part = np.zeros(rows, INTERVAL_DTYPE)
@@ -79,7 +81,7 @@ def intervals(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void
     part["phase"] = random.choice([0, 3], rows)
     part["site"] = random.integers(0, 3, rows)
     part["duration_ns"] = random.lognormal(9, 2, rows)
-    gap = np.where(random.random(rows) < 0.02, random.integers(0, 1 << 33, rows), 0)
+    gap = np.where(random.random(rows) < 0.02, random.integers(0, longest_gap_ns, rows), 0)
     for thread in (1, 2, 3):
         mine = part["thread"] == thread
         part["start_ns"][mine] = start_ns + np.cumsum(gap[mine] + np.r_[0, part["duration_ns"][mine]][:-1])
@@ -157,7 +159,7 @@ def sampled(seed: int, rows: int, start_ns: int = START_NS) -> NDArray[np.void]:
     return part
 
 
-def batches(count: int = 3, rows: int = 40) -> list[Batch]:
+def batches(count: int = 3, rows: int = 40, longest_gap_ns: int = LONGEST_GAP_NS) -> list[Batch]:
     """`count` batches with a notice each, one a second; process 101 ends in the last."""
     found = []
     for index in range(count):
@@ -166,7 +168,7 @@ def batches(count: int = 3, rows: int = 40) -> list[Batch]:
             now_ns=start + BATCH_NS,
             definitions=definitions() if index == 0 else [],
             tables={
-                "intervals": intervals(index, rows, start),
+                "intervals": intervals(index, rows, start, longest_gap_ns),
                 "spans": spans(index, rows // 4, start),
                 "marks": marks(index, rows // 8, start),
                 "gpu": gpu(index, rows // 2, start),
