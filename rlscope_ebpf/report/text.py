@@ -104,7 +104,10 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
     yield from _notices(breakdown)
     yield from session_text.session(breakdown, width, share)
     yield from gpu_text.shared(breakdown, share)
+    empty = [process for process in breakdown.processes if not process.wall_ns] if len(breakdown.processes) > 1 else []
     for process in breakdown.processes:
+        if process in empty:
+            continue
         yield Text()
         yield _process_line(process)
         if not process.wall_ns:
@@ -116,6 +119,10 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
         yield from gpu_text.kernels(process, width)
         yield from gpu_text.copies(process)
         yield from gpu_text.devices(process, share, alone=not gpu_text.is_shared(breakdown))
+    if empty:
+        names = ", ".join(f"{fmt.printable(process.total.name)} {process.total.info.pid}" for process in empty)
+        yield Text()
+        yield Text(f"Of {fmt.plural_exact(len(empty), 'process', 'processes')} nothing was recorded: {names}.", "dim")
     if not breakdown.processes:
         yield Text()
         yield Text("The trace holds no process.")
