@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * libtruth_simulator_storm.so: a boundary function that does almost nothing, and one that calls it many times. It begins
- * with a 5-byte nop, the cheapest instruction to probe, so that the events that it makes are limited by who reads them.
+ * with a push, which the kernel emulates, so that the events that it makes are limited by who reads them.
  */
 #include <stdint.h>
 
@@ -26,7 +26,8 @@ __asm__(".text\n"
         ".globl storm_step\n"
         ".type storm_step, @function\n"
         "storm_step:\n"
-        "    .byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n"
+        "    pushq %rbx\n"
         "    leaq 1(%rdi,%rdi,4), %rax\n"
+        "    popq %rbx\n"
         "    ret\n"
         ".size storm_step, .-storm_step\n");
