@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -350,7 +351,8 @@ class GpuWatch:
             self._give_up(watched, error)
             return False
         except OSError as error:
-            self._give_up(watched, ProfilerError(f"The GPU helper cannot be probed: {error.strerror}.", ""))
+            if error.errno != errno.ESRCH:  # the process ends at this moment: that is no problem
+                self._give_up(watched, ProfilerError(f"The GPU helper cannot be probed: {error.strerror}.", ""))
             return False
         watched.attached_ns = monotonic_ns()
         return True
