@@ -118,6 +118,8 @@ class Budget:
 
     def finish(self) -> None:
         """Tell what has not been told."""
+        if self._context.trials is not None:
+            self._context.trials.end()
         self._context.notices += self._notices.last_word()
 
     def _look_at_speed(self, cpu_ns: int, time_ns: int) -> None:

@@ -172,7 +172,7 @@ class Trials:
         return False
 
     def end(self) -> None:
-        """The session ends: what is set stays until all is taken away."""
+        """The session ends: the latest window counts as well."""
         for each in self._classes.values():
             each.comparison.close()
 
