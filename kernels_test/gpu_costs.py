@@ -6,6 +6,10 @@ Each line of parts is measured in a process of its own: rounds of the loop with 
 after cuptiFinalize, which is as if CUPTI had never been there. Prints one line of JSON each: µs per iteration, ratios
 to the loop after cuptiFinalize (quartiles), and ns per call of some functions. Parts:
 
+    serial                      records of kernels that may not run at once
+    pinned, one, large, zeroed  CUPTI's buffers for the GPU in the host's memory; ours not by thread; 64 MB for the GPU;
+                                ours are zero when it gets them
+    hardware                    the GPU's own events, where it has them
     kernels, copies, waits      activity records of kernels; of copies and sets; of synchronisation
     clock                       CLOCK_MONOTONIC as CUPTI's clock
     launches                    callbacks at the driver's functions that launch
@@ -34,7 +38,15 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 DEFAULT = ("nothing", "kernels", "copies", "waits", "launches", "launches+kernels", "calls+kernels")
 DEFAULT += ("launches+kernels+copies+clock+flush", "launches+kernels+copies+waits+clock+flush", "helper")
-KINDS = {"kernels": (10,), "copies": (1, 2, 22), "waits": (38,), "calls": (4,)}
+ATTRIBUTES: dict[str, tuple[int, Any]] = {
+    "pinned": (8, ctypes.c_uint8(1)),
+    "one": (9, ctypes.c_uint8(0)),
+    "large": (0, ctypes.c_size_t(64 << 20)),
+    "zeroed": (5, ctypes.c_uint8(1)),
+}
+"""CUpti_ActivityAttribute, and what it is set to."""
+
+KINDS = {"kernels": (10,), "serial": (3,), "copies": (1, 2, 22), "waits": (38,), "calls": (4,)}
 LAUNCHING = (b"cuLaunch", b"cuGraphLaunch", b"cuMemcpy", b"cuMemset")
 DRIVER, RUNTIME = 1, 2
 ACTIVE, DORMANT = 2, 0
@@ -93,6 +105,13 @@ class Parts:
             self._subscribe()
         if "clock" in self._parts:
             self._call("cuptiActivityRegisterTimestampCallback", _address(self._native.costs_clock))
+        for part, (attribute, value) in ATTRIBUTES.items():
+            if part in self._parts:
+                size = ctypes.c_size_t(ctypes.sizeof(value))
+                set_to = ctypes.byref(size), ctypes.byref(value)
+                self._call("cuptiActivitySetAttribute", attribute, *set_to)
+        if "hardware" in self._parts:
+            self._call("cuptiActivityEnableHWTrace", ctypes.c_uint8(1))
         if self._kinds():
             callbacks = (_address(self._native.costs_request), _address(self._native.costs_complete))
             self._call("cuptiActivityRegisterCallbacks", *callbacks)
@@ -219,7 +238,7 @@ def measure(parts: str, native: ctypes.CDLL, rounds: int) -> dict[str, Any]:
         "ns": calls,
         "records": int(native.costs_records()),
         "helper_finalized": switch.finalized(),
-        "failed": switch.failed[:3],
+        "failed": list(dict.fromkeys(switch.failed))[:3],
     }
 
 

@@ -6,11 +6,14 @@
 * killed: the profiler is killed while it is attached: the program goes on, and another one can be attached
 * threads: programs in which CUPTI cannot be finalized, several threads launching by themselves: torch.profiler
   afterwards, a second attach, and torch.profiler after that
+* rate: how fast the program is after a profiler has gone, and after one was killed, next to one that had none: the two
+  take turns of 50 ms
 * alone: the same programs without any profiler: how many of their results are wrong
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import statistics
 import sys
@@ -44,6 +47,8 @@ PROGRAMS = ((1, "eager"), (2, "eager"), (5, "eager"), (1, "graph"), (3, "graph")
 
 AT_ONCE = 4
 ITERATIONS = 50
+TURNS, TURN = 240, 60
+"""Of each of two programs, and iterations in each."""
 
 
 def resident_mb(pid: int) -> float:
@@ -178,6 +183,45 @@ def _killed(host: Host, line: str) -> None:
     )
 
 
+def rate(host: Host) -> None:
+    """Two programs in turns; a profiler comes to one of them and goes."""
+    number = TURNS if not host.simulated else 20
+    with host.loop() as alone, host.loop() as process:
+        for each in (alone, process):
+            each.do("loop 500")
+        before = _against(process, alone, number)
+        host.results.add("rate", "before", ratio=before)
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            prepare_attach(host, process)
+            begin(process, "steady")
+            with host.attached(process, host.traces / f"rate{how.name}.rlscope") as profiler:
+                wait_until_heard(process.pid, 30)
+                time.sleep(3)
+                profiler.send_signal(how)
+                profiler.wait(30)
+            wait_for_state(process.pid, "DORMANT", 20)
+            end_of(process)
+            after = _against(process, alone, number)
+            width = math.hypot(*(high / low - 1 for low, _, high in (before, after))) / 2
+            state = helper_state(process.pid)
+            again = {"to_before": round(after[1] / before[1], 4), "give_or_take": round(width, 4)}
+            host.results.add("rate", f"after {how.name}", ratio=after, **again, helper=state)
+        statuses = [process.end(), alone.end()]
+    host.results.add("rate", "end", statuses=statuses)
+
+
+def _against(process: Process, alone: Process, turns: int) -> tuple[float, float, float]:
+    """How long turns of one take to those of the other: the median, between the ends of its 95 % interval."""
+    ratios = []
+    for number in range(turns):
+        took = {each: each.do(f"loop {TURN}")["seconds"] for each in (process, alone)[:: 1 if number % 2 else -1]}
+        ratios.append(took[process] / took[alone])
+    ratios.sort()
+    reach = math.ceil(0.98 * math.sqrt(turns))
+    low, high = ratios[max(0, turns // 2 - reach)], ratios[min(turns - 1, turns // 2 + reach)]
+    return round(low, 4), round(statistics.median(ratios), 4), round(high, 4)
+
+
 def threads(host: Host) -> None:
     """Who launches next cannot be known."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -237,7 +281,7 @@ def _alone(host: Host, number: int, kind: str) -> None:
     host.results.add("alone", f"{number} {kind}", replays=done["replays"], wrong=done["wrong"], beside=beside)
 
 
-PARTS = {"threads": threads, "alone": alone, "killed": killed, "long": long}
+PARTS = {"threads": threads, "alone": alone, "killed": killed, "rate": rate, "long": long}
 
 
 if __name__ == "__main__":
