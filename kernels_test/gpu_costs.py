@@ -4,7 +4,7 @@
 
 Each line of parts is measured in a process of its own: rounds of the loop with these parts on, then off again, then
 after cuptiFinalize, which is as if CUPTI had never been there. Prints one line of JSON each: µs per iteration, ratios
-to the loop after cuptiFinalize (quartiles), and ns per call of some functions. Parts:
+to the loop after cuptiFinalize (quartiles), and ns per call of some functions, the least of all. Parts:
 
     serial                      records of kernels that may not run at once
     pinned, one, large, zeroed  CUPTI's buffers for the GPU in the host's memory; ours not by thread; 64 MB for the GPU;
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -51,6 +52,7 @@ LAUNCHING = (b"cuLaunch", b"cuGraphLaunch", b"cuMemcpy", b"cuMemset")
 DRIVER, RUNTIME = 1, 2
 ACTIVE, DORMANT = 2, 0
 LOOP = 60
+LAUNCHES = 300
 
 
 class Parts:
@@ -198,14 +200,25 @@ def _calls(native: ctypes.CDLL, work: Any) -> dict[str, float]:
         word = ctypes.byref(ctypes.c_void_p()) if name == "cuCtxGetCurrent" else ctypes.byref(number)
         times[name] = round(native.costs_time(_address(getattr(driver, name)), word, none, none, 2000), 1)
     work.synchronize()
+    if work.can_spin:
+        times["launch"] = min(_launch_ns(work) for _ in range(15))
     return times
 
 
-def measure(parts: str, native: ctypes.CDLL, rounds: int) -> dict[str, Any]:
+def _launch_ns(work: Any) -> float:
+    """An empty kernel's launch, which waits for nothing: so many fit into the queue."""
+    begin = time.perf_counter()
+    work.spin(LAUNCHES, 0)
+    took = time.perf_counter() - begin
+    work.synchronize()
+    return round(took / LAUNCHES * 1e9, 1)
+
+
+def measure(parts: str, native: ctypes.CDLL, rounds: int, spin: str) -> dict[str, Any]:
     """One line."""
     from gpu_loop import TorchWork
 
-    work = TorchWork("")
+    work = TorchWork(spin)
     print("READY", flush=True)
     sys.stdin.readline()
     switch = Parts(set(parts.split("+")), native, work)
@@ -215,7 +228,8 @@ def measure(parts: str, native: ctypes.CDLL, rounds: int) -> dict[str, Any]:
     def take(what: str, count: int = 1) -> None:
         _iterations(work, 10)
         us.setdefault(what, []).extend(_iterations(work, LOOP) for _ in range(count))
-        calls.setdefault(what, _calls(native, work))
+        for name, ns in _calls(native, work).items():
+            calls.setdefault(what, {})[name] = min(ns, calls.get(what, {}).get(name, ns))
 
     _iterations(work, 300)
     take("before", 8)
@@ -246,6 +260,21 @@ def _ratio(value: float, base: float) -> float:
     return value / base
 
 
+def build_spin(folder: Path) -> str:
+    """Kernels of the time that they are told; "" without CUDA's compiler."""
+    from gpu_host import SPIN
+
+    compiler = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    source, library = folder / "spin.cu", folder / "libspin.so"
+    source.write_text(SPIN)
+    words = [compiler, "-O2", "-arch=native", "-shared", "-Xcompiler", "-fPIC", "-o", str(library), str(source)]
+    try:
+        subprocess.run(words, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return str(library)
+
+
 def build(folder: Path) -> Path:
     """The part in C."""
     library = folder / "libcosts.so"
@@ -263,15 +292,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--processors", default="", help="the loops run on these alone, and they never idle")
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--spin", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.library:
         native = ctypes.CDLL(str(options.library))
         native.costs_records.restype = ctypes.c_uint64
-        print(json.dumps(measure(options.parts[0], native, options.rounds)))
+        print(json.dumps(measure(options.parts[0], native, options.rounds, options.spin)))
         return 0
     processors = set(map(int, filter(None, options.processors.split(","))))
     with tempfile.TemporaryDirectory() as folder, never_idle(processors):
         words = [sys.executable, __file__, "--rounds", str(options.rounds), "--library", str(build(Path(folder)))]
+        words += ["--spin", build_spin(Path(folder))]
         started = [
             subprocess.Popen([*words, parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for parts in options.parts

@@ -189,7 +189,7 @@ def rate(host: Host) -> None:
     with host.loop() as alone, host.loop() as process:
         for each in (alone, process):
             each.do("loop 500")
-        before = _against(process, alone, number)
+        before = against(process, alone, number)
         host.results.add("rate", "before", ratio=before)
         for how in (signal.SIGTERM, signal.SIGKILL):
             prepare_attach(host, process)
@@ -201,7 +201,7 @@ def rate(host: Host) -> None:
                 profiler.wait(30)
             wait_for_state(process.pid, "DORMANT", 20)
             end_of(process)
-            after = _against(process, alone, number)
+            after = against(process, alone, number)
             width = math.hypot(*(high / low - 1 for low, _, high in (before, after))) / 2
             state = helper_state(process.pid)
             again = {"to_before": round(after[1] / before[1], 4), "give_or_take": round(width, 4)}
@@ -210,11 +210,11 @@ def rate(host: Host) -> None:
     host.results.add("rate", "end", statuses=statuses)
 
 
-def _against(process: Process, alone: Process, turns: int) -> tuple[float, float, float]:
+def against(process: Process, alone: Process, turns: int, line: str = f"loop {TURN}") -> tuple[float, float, float]:
     """How long turns of one take to those of the other: the median, between the ends of its 95 % interval."""
     ratios = []
     for number in range(turns):
-        took = {each: each.do(f"loop {TURN}")["seconds"] for each in (process, alone)[:: 1 if number % 2 else -1]}
+        took = {each: each.do(line)["seconds"] for each in (process, alone)[:: 1 if number % 2 else -1]}
         ratios.append(took[process] / took[alone])
     ratios.sort()
     reach = math.ceil(0.98 * math.sqrt(turns))

@@ -259,6 +259,11 @@ class TorchWork:
     def eager(self) -> Any:
         return Eager(self._torch)
 
+    @property
+    def can_spin(self) -> bool:
+        """Whether there is a library for that."""
+        return self._library is not None
+
     def spin(self, count: int, ns: int) -> None:
         if self._library is None:
             raise RuntimeError("there is no library whose kernels spin")

@@ -8,6 +8,8 @@ meanwhile, different ones in turn: medians of the windows with one are compared 
 * mlp, ppo, a2c: `attach` to a launch-bound loop, and to PPO and A2C of Stable-Baselines3
 * short: less of mlp
 * run: the same of `run`, in pairs of processes
+* turns, ppo turns: the same of `attach` and `run`, each in turns with a program that has no profiler; since each works
+  half of the time, the limit is half of the default
 * others: torch.profiler and cupti-python on the launch-bound loop
 * together: kernel times by helper, and then by torch.profiler and cupti-python in turns, in one process
 """
@@ -21,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_health import begin, end_of
+from gpu_health import against, begin, end_of
 from gpu_host import Failed, Host, Process, attempt, helper_state, main, read_trace, wait_for_state, wait_until_heard
 
 ROUNDS = 3
@@ -157,6 +159,53 @@ def run(host: Host) -> None:
     host.results.add("run", "all", ratio=quartiles(ratios), mean=statistics.mean(ratios), **kept)
 
 
+HALF = ["--max-overhead", "2.5"]
+HALVED: dict[str, list[str]] = {
+    "default": HALF,
+    "samples": [*HALF, "--mode", "sample"],
+    "no GPU": [*HALF, "--gpu", "off"],
+}
+
+
+def turns(host: Host, line: str, number: int, ways: tuple[str, ...]) -> None:
+    """Next to a program without a profiler."""
+    number = min(number, 10) if host.simulated else number
+    part = f"turns of {line}"
+    with host.loop() as alone, host.loop() as process:
+        for each in (alone, process):
+            each.do(line)
+            each.do(line)
+        plain = against(process, alone, number, line)
+        host.results.add(part, "plain", ratio=plain)
+        for way in ways:
+            trace = host.traces / "turns.rlscope"
+            begin(process, "steady")
+            if "off" not in HALVED[way]:
+                start_helper(host, process)
+            with host.attached(process, trace, *HALVED[way]):
+                time.sleep(4)
+                if "off" not in HALVED[way]:
+                    wait_until_heard(process.pid, 30)
+                end_of(process)
+                against(process, alone, number // 6, line)
+                found = against(process, alone, number, line)
+                begin(process, "steady")
+            time.sleep(2)
+            end_of(process)
+            facts = read_trace(trace, {})[""]
+            kept = {name: facts[name] for name in ("kernels", "matched", "hits", "losses")}
+            host.results.add(part, f"attach {way}", ratio=found, to_plain=round(found[1] / plain[1], 4), **kept)
+        process.end()
+        trace = host.traces / "turns-run.rlscope"
+        with host.loop(trace, *HALF) as process:
+            process.do(line)
+            time.sleep(2)
+            against(process, alone, number // 6, line)
+            found = against(process, alone, number, line)
+            process.end(60)
+        host.results.add(part, "run", ratio=found, to_plain=round(found[1] / plain[1], 4))
+
+
 def others(host: Host) -> None:
     """Profilers that work within the program."""
     for what, command in (("CUDA only", "profile cuda"), ("CPU and CUDA", "profile both"), ("cupti-python", "cupti")):
@@ -222,6 +271,8 @@ PARTS = {
     "a2c": partial(attaches, part="a2c", options=SHORTER, rounds=2),
     "short": partial(attaches, part="mlp", options={name: OPTIONS[name] for name in ("default", "samples")}, rounds=2),
     "run": run,
+    "turns": partial(turns, line="loop 60", number=200, ways=("default", "samples", "no GPU")),
+    "ppo turns": partial(turns, line="ppo 512", number=24, ways=("default", "no GPU")),
     "others": others,
     "together": together,
 }

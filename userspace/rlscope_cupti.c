@@ -37,24 +37,25 @@ struct rlscope_gpu_status rlscope_gpu_state = {
 };
 
 /*
- * What is probed. Assembly, so that nothing stands before the nop; aligned, so that its bytes lie in one cache line.
- * The bytes behind the return keep a linker from folding them into one.
+ * What is probed. Assembly, so that nothing stands before the first instruction, which is one that the kernel emulates:
+ * a push. No 5-byte nop: kernels from 6.18 on make a call of it that ends every process forked later which gets there.
+ * The bytes behind the return keep a linker from folding the functions into one.
  */
 #if defined(__x86_64__)
-#define NOP ".byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n"
-static const uint8_t nop[] = {0x0f, 0x1f, 0x44, 0x00, 0x00};
+#define BEGINNING "push %rbp\npop %rbp\n"
+static const uint8_t beginning[] = {0x55, 0x5d};
 #elif defined(__aarch64__)
-#define NOP "nop\n"
-static const uint8_t nop[] = {0x1f, 0x20, 0x03, 0xd5};
+#define BEGINNING "nop\n"
+static const uint8_t beginning[] = {0x1f, 0x20, 0x03, 0xd5};
 #else
-#error "rlscope_cupti: this architecture needs its nop here"
+#error "rlscope_cupti: this architecture needs its first instruction here"
 #endif
 #define ENTRY(symbol, after)                                                                                           \
     __asm__(".pushsection .text\n"                                                                                     \
             ".p2align 5\n"                                                                                             \
             ".globl " #symbol "\n"                                                                                     \
             ".type " #symbol ", %function\n" #symbol ":\n"                                                             \
-            ".cfi_startproc\n" NOP "ret\n.byte " after "\n"                                                            \
+            ".cfi_startproc\n" BEGINNING "ret\n.byte " after "\n"                                                            \
             ".cfi_endproc\n"                                                                                           \
             ".size " #symbol ", .-" #symbol "\n"                                                                       \
             ".popsection\n")
@@ -105,8 +106,8 @@ static int somebody_listens(void)
 {
     const volatile uint8_t *text = (const volatile uint8_t *)rlscope_gpu_records;
 
-    for (size_t i = 0; i < sizeof nop; i++)
-        if (text[i] != nop[i])
+    for (size_t i = 0; i < sizeof beginning; i++)
+        if (text[i] != beginning[i])
             return 1;
     return 0;
 }

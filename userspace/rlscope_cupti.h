@@ -4,8 +4,8 @@
  *
  * The library does nothing until it is started: by the CUDA driver (CUDA_INJECTION64_PATH), or by a call of
  * rlscope_gpu_start. It then takes activity records from CUPTI and hands them out, in batches, as the arguments of
- * functions that do nothing and begin with a 5-byte nop; a profiler probes these. It watches its own first bytes: while
- * nobody probes rlscope_gpu_records, nobody listens, and it gives CUPTI back by itself. It never waits for anybody,
+ * functions that do nothing and begin with a push, which is cheap to probe; a profiler does. It watches its own first
+ * bytes: while nobody probes rlscope_gpu_records, nobody listens, and it gives CUPTI back by itself. It never waits for anybody,
  * prints, throws or ends the process. What goes wrong is counted in rlscope_gpu_state.
  *
  * rlscope_ebpf/model/gpu.py mirrors the records, rlscope_ebpf/capture/gpu_layout.py the rest; a test compares them.

@@ -73,6 +73,13 @@ for line in sys.stdin:
     elif command == "active":
         wait(2)
         print("{}")
+    elif command == "fork":
+        child = os.fork()
+        if not child:
+            for entry in (helper.rlscope_gpu_records, helper.rlscope_gpu_name, helper.rlscope_gpu_status):
+                entry(None, 0, 0)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1])
     sys.stdout.flush()
 """
 
@@ -184,6 +191,17 @@ def test_what_was_launched_before_the_attach_is_kept(capture: GpuCapture, target
     capture.attach(target.pid, HELPER)
     _collect(capture, found, 2 * LAUNCHES)
     _check(found, target.pid, truth, 2 * LAUNCHES)
+
+
+def test_processes_forked_while_it_is_probed_can_call_what_is(capture: GpuCapture, target: Target) -> None:
+    """Also afterwards. A 5-byte nop that has been hit would end them."""
+    capture.attach(target.pid, HELPER)
+    target.ask("launch")
+    _collect(capture, GpuRead(), 2 * LAUNCHES)  # so it has been hit
+    assert target.ask("fork") == 0
+    capture.detach(target.pid)
+    target.ask("dormant")
+    assert target.ask("fork") == 0
 
 
 def test_a_full_ring_is_counted(target: Target) -> None:

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define BREAKPOINT 0xcc
-#define NOP_BYTES 5
+#define BEGINNING_BYTES 2 /* a push and a pop */
 
 struct host_heard *heard;
 static uint8_t first_byte;
@@ -51,7 +51,7 @@ static void trap(int number, siginfo_t *info, void *context)
         __atomic_fetch_add(&heard->statuses, 1, __ATOMIC_RELAXED);
     else
         abort();
-    registers[REG_RIP] = (greg_t)(at + NOP_BYTES);
+    registers[REG_RIP] = (greg_t)(at + BEGINNING_BYTES);
 }
 
 void host_prepare(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A program that uses the simulated GPU and listens to the CUPTI helper in itself, as a profiler does from outside: the
- * first byte of each probed function is made a breakpoint, whose handler takes the arguments and skips the nop.
+ * first byte of each probed function is made a breakpoint, whose handler takes the arguments and skips what stood there.
  */
 #ifndef CUPTI_HOST_H
 #define CUPTI_HOST_H
