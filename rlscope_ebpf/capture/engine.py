@@ -17,7 +17,7 @@ from rlscope_ebpf.capture.cookie import NO_FLAGS, Action, CookieFlag, Group, Sit
 from rlscope_ebpf.capture.counters import ProbeCounters
 from rlscope_ebpf.capture.interpreter import TICK_NS, attach_ticks
 from rlscope_ebpf.capture.links import Link, attach
-from rlscope_ebpf.capture.placement import Job, Placement, Probe
+from rlscope_ebpf.capture.placement import Job, Placement, Probe, Setting
 from rlscope_ebpf.capture.pointer_guard import read_pointer_guard
 from rlscope_ebpf.capture.privileges import keep_for_perf_events
 from rlscope_ebpf.capture.programs import Programs
@@ -54,6 +54,16 @@ class ProbeSite:
     flags: CookieFlag = NO_FLAGS
     returns: bool = False  # also probe the function's return
     pushed: int = 0  # words that the function has pushed there
+
+
+@dataclass(frozen=True, slots=True)
+class Attaching:
+    """Probes that are being set, in the background; ask `Engine.finish_attach` for the result."""
+
+    setting: Setting
+    sites: Sequence[ProbeSite]
+    infos: list[ProbeInfo]
+    """One for each site, none of them `armed` yet."""
 
 
 class Engine:
@@ -168,6 +178,10 @@ class Engine:
 
     def attach(self, pid: int, sites: Sequence[ProbeSite]) -> list[ProbeInfo]:
         """Probe the sites in process `pid`; one ProbeInfo each, in the same order, `armed` where the text shows it."""
+        return self.finish_attach(self.begin_attach(pid, sites))
+
+    def begin_attach(self, pid: int, sites: Sequence[ProbeSite]) -> Attaching:
+        """The same in the background, until `finish_attach`."""
         infos: list[ProbeInfo] = []
         probes: list[Probe] = []
         own, first = f"/proc/{pid}/", self.next_probe
@@ -191,20 +205,30 @@ class Engine:
                 )
             )
         self.next_probe = first + len(probes)
-        accepted = self._placed.add(pid, probes)
-        armed = armed_sites(pid, sites)
+        return Attaching(self._placed.begin(pid, probes), sites, infos)
+
+    def finish_attach(self, attaching: Attaching) -> list[ProbeInfo]:
+        """Wait until probes are set: one ProbeInfo for each site, `armed` where the text shows it."""
+        accepted = self._placed.finish(attaching.setting)
+        armed = armed_sites(attaching.setting.pid, attaching.sites)
         return [
-            replace(probe, armed=number in accepted and bool(up))
-            for number, (probe, up) in enumerate(zip(infos, armed, strict=True), first)
+            replace(probe, armed=probe.id in accepted and bool(up))
+            for probe, up in zip(attaching.infos, armed, strict=True)
         ]
 
-    def attach_alike(self, pid: int, parent: int) -> int:
-        """Probe in a process what is probed in the one it was forked from, as the same probes; how many.
+    def attach_alike(self, pid: int, parent: int) -> Setting:
+        """Probe in a process what is probed in the one it was forked from, as the same probes: in the background.
+
+        `finish_alike` waits until that is done.
 
         It has the same files mapped, at the same addresses. Left out are sites with return probes, but for CUDA's:
         where two processes have one, the kernel sets it in the one for the sake of the other, whatever that wants.
         """
-        return self._placed.add_alike(pid, parent)
+        return self._placed.begin_alike(pid, parent)
+
+    def finish_alike(self, setting: Setting) -> None:
+        """Wait until probes are set as in the parent."""
+        self._placed.finish(setting)
 
     def take_off(self, functions: Iterable[int], busy: Iterable[int] = ()) -> None:
         """Detach functions, by the ids of their entries; `put_back` attaches them again. Returns at once.

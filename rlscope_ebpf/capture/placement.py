@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rlscope_ebpf.capture.closing import Closer
@@ -13,7 +13,7 @@ from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.links import Link
 from rlscope_ebpf.capture.privileges import confine_thread
 
-_ATTACHERS = 8
+_ATTACHERS = 16
 
 RETURN_S = 0.05
 """What is taken off stays for so long, in which most calls return that have begun."""
@@ -81,6 +81,26 @@ class _Block:
     users: int = 1
 
 
+@dataclass(slots=True)
+class Setting:
+    """Probes that are being set, in the background."""
+
+    pid: int
+    accepted: set[int]
+    """Ids of those that the kernel has accepted; all of them once `Placement.finish` has returned."""
+    work: list[tuple[Job, Future[list[_Part]]]] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether the kernel has done all it was asked for."""
+        return all(future.done() for _, future in self.work)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call that, from any thread, each time a part of the work is done."""
+        for _, future in self.work:
+            future.add_done_callback(lambda _: call())
+
+
 class Placement:
     """Not thread-safe. `attach` does one job; `closer` closes links in the background."""
 
@@ -94,14 +114,19 @@ class Placement:
         self._exits: dict[int, dict[_End, _Exit]] = defaultdict(dict)  # by process
         self._pool: ThreadPoolExecutor | None = None
         self._returnless: set[int] = set()  # processes in which calls get no return probes
+        self._settings: list[Setting] = []  # not finished
 
     def add(self, pid: int, probes: Sequence[Probe]) -> set[int]:
         """Set probes, each function's exits behind its entry; the ids of those that the kernel accepted.
 
         `probes` have ids without gaps.
         """
+        return self.finish(self.begin(pid, probes))
+
+    def begin(self, pid: int, probes: Sequence[Probe]) -> Setting:
+        """The same in the background, until `finish`."""
         if not probes:
-            return set()
+            return Setting(pid, set())
         accepted: set[int] = set()
         wanted: list[Probe] = []
         exits = self._exits[pid]
@@ -120,7 +145,15 @@ class Placement:
                 wanted.append(probe)
             exits[probe.end].functions.add(function)
         self._blocks[pid].append(_Block(range(probes[0].id, probes[-1].id + 1)))
-        return accepted | self._attach_all(_jobs(pid, wanted))
+        return self._begin(pid, _jobs(pid, wanted), accepted)
+
+    def finish(self, setting: Setting) -> set[int]:
+        """Wait until probes are set; the ids of those that the kernel accepted."""
+        if setting in self._settings:
+            self._settings.remove(setting)
+            for job, future in setting.work:
+                setting.accepted |= self._keep(job, future.result())
+        return setting.accepted
 
     def add_alike(self, pid: int, parent: int) -> int:
         """Set in a process what is set in the one it was forked from, as the same probes; how many.
@@ -128,16 +161,22 @@ class Placement:
         It has the same files mapped, at the same addresses. Left out are sites with return probes, but for CUDA's:
         where two processes have one, the kernel sets it in the one for the sake of the other, whatever that wants.
         """
+        return len(self.finish(self.begin_alike(pid, parent)))
+
+    def begin_alike(self, pid: int, parent: int) -> Setting:
+        """The same in the background, until `finish`."""
+        self._settle(parent)
         self._returnless.add(pid)
         self._blocks[pid] = list(self._blocks[parent])
         for block in self._blocks[pid]:
             block.users += 1
         self._exits[pid] = {end: _Exit(found.probe, set(found.functions)) for end, found in self._exits[parent].items()}
         probes = [probe for job in self._of(parent) for part in self._parts[job] for probe in part.probes]
-        return len(self._attach_all(_jobs(pid, [probe for probe in probes if not probe.is_spared])))
+        return self._begin(pid, _jobs(pid, [probe for probe in probes if not probe.is_spared]), set())
 
     def remove(self, pid: int) -> None:
-        """Take all of a process's probes away, for good. Returns at once."""
+        """Take all of a process's probes away, for good. Returns at once, if none is being set."""
+        self._settle(pid)
         self._close(self._of(pid))
         self._returnless.discard(pid)
         self._exits.pop(pid, None)
@@ -149,16 +188,19 @@ class Placement:
                     self._exits_of.pop(number, None)
 
     def remove_returns(self, pid: int) -> None:
-        """Take a process's probes with returns away, but for CUDA's, for good. Returns at once."""
+        """Take a process's probes with returns away, but for CUDA's, for good. Waits for those that are being set."""
+        self._settle(pid)
         self._returnless.add(pid)
         self._close([job for job in self._of(pid) if job.returns and job.group != Group.CUDA])
 
     def remove_group(self, group: Group) -> None:
-        """Take a group's probes in all processes away, for good. Returns at once."""
+        """Take a group's probes in all processes away, for good. Returns at once, if none is being set."""
+        self._settle()
         self._close([job for job in self._parts if job.group == group])
 
     def remove_all(self) -> None:
-        """Take everything away. Returns at once."""
+        """Take everything away. Returns at once, if nothing is being set."""
+        self._settle()
         self._close(list(self._parts))
         self._blocks.clear()
         self._exits.clear()
@@ -178,6 +220,7 @@ class Placement:
         Others that were attached together with them are attached anew, the `busy` ones apart from the rest. The old
         ones go in `RETURN_S`, so that calls that have begun are seen to return; `then` is called when they are away.
         """
+        self._settle()
         links: list[Link] = []
         wanted = set(functions)
         apart = {number for function in busy for number in (function, *self._exits_of.get(function, ()))}
@@ -200,6 +243,7 @@ class Placement:
 
     def put_back(self, functions: Iterable[int]) -> None:
         """Set again what `take_off` took away."""
+        self._settle()
         wanted = set(functions)
         jobs: dict[Job, list[Probe]] = {}
         for pid in list(self._blocks):
@@ -239,37 +283,49 @@ class Placement:
                     continue
                 # First those that stay, once more: a hit that both see means the same twice.
                 again = [[probe for probe in left if (probe.id in apart) == is_busy] for is_busy in (True, False)]
-                if not all(self._attach(job, each) for each in again if each):
+                if not all(self._keep(job, self._attach(job, each)) for each in again if each):
                     continue  # better too many than none
                 self._parts[job].remove(part)
                 yield from part.links
 
-    def _attach_all(self, jobs: dict[Job, list[Probe]]) -> set[int]:
-        """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs.
+    def _settle(self, pid: int | None = None) -> None:
+        """Wait until nothing is being set, in a process or anywhere."""
+        for setting in [each for each in self._settings if pid in (None, each.pid)]:
+            self.finish(setting)
 
-        Returns the ids of the probes that the kernel accepted.
-        """
+    def _begin(self, pid: int, jobs: dict[Job, list[Probe]], accepted: set[int]) -> Setting:
+        """Do all jobs at once: most of each is waiting in the kernel for a quiet point of all CPUs."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_ATTACHERS, "attach", initializer=confine_thread)
         for job in jobs:
             self._parts.setdefault(job, [])
-        if len(jobs) < 2:
-            taken = [self._attach(job, probes) for job, probes in jobs.items()]
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_ATTACHERS, "attach", initializer=confine_thread)
-            taken = list(self._pool.map(self._attach, jobs, jobs.values()))
-        return set().union(*taken)
+        work = [(job, self._pool.submit(self._attach, job, probes)) for job, probes in jobs.items()]
+        setting = Setting(pid, accepted, work)
+        self._settings.append(setting)
+        return setting
 
-    def _attach(self, job: Job, probes: list[Probe]) -> set[int]:
-        """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried."""
+    def _attach_all(self, jobs: dict[Job, list[Probe]]) -> None:
+        """Do all jobs at once, and wait."""
+        by_pid: dict[int, dict[Job, list[Probe]]] = defaultdict(dict)
+        for job, probes in jobs.items():
+            by_pid[job.pid][job] = probes
+        for setting in [self._begin(pid, each, set()) for pid, each in by_pid.items()]:
+            self.finish(setting)
+
+    def _attach(self, job: Job, probes: list[Probe]) -> list[_Part]:
+        """Attach; where the kernel refuses one site it refuses all of the call, so halves are tried. In any thread."""
         try:
-            links = self._attach_links(job, probes)
+            return [_Part(self._attach_links(job, probes), probes)]
         except OSError as error:
             if error.errno in (errno.ESRCH, errno.ENOENT) or len(probes) == 1:
-                return set()
+                return []
             middle = len(probes) // 2
-            return self._attach(job, probes[:middle]) | self._attach(job, probes[middle:])
-        self._parts[job].append(_Part(links, probes))
-        return {probe.id for probe in probes}
+            return self._attach(job, probes[:middle]) + self._attach(job, probes[middle:])
+
+    def _keep(self, job: Job, parts: list[_Part]) -> set[int]:
+        """Remember what has been attached; the ids of the probes."""
+        self._parts[job] += parts
+        return {probe.id for part in parts for probe in part.probes}
 
     def _close(self, jobs: Sequence[Job]) -> None:
         """Close links in the background: the kernel's waits then overlap, and nobody else waits."""

@@ -107,6 +107,12 @@ def inspect(pid: int) -> TargetProcess:
         ) from error
 
 
+def load_what_inspecting_takes() -> None:
+    """Load now what a look at a program of another kind would have to load: that takes 50 ms."""
+    import elftools.elf.elffile
+    import elftools.elf.hash  # noqa: F401
+
+
 def inspect_forked(pid: int, origin: TargetProcess) -> TargetProcess:
     """The same of a process that `origin` has forked, and that runs the same program: much of it is known.
 

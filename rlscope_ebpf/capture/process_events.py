@@ -71,6 +71,7 @@ class ProcessEvents:
         self._family: set[int] = set()
         self._strangers: deque[int] | None = None
         self._events: deque[ProcessEvent] = deque()
+        self._woken = False
         self._stop, self._stopper = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = False
         self._ready = threading.Event()
@@ -117,9 +118,17 @@ class ProcessEvents:
         return events
 
     def wait(self, seconds: float) -> bool:
-        """Wait for an event; whether there is one."""
+        """Wait for an event, or for `wake`; whether there is an event."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._events or self._strangers), seconds)
+            self._changed.wait_for(lambda: bool(self._events or self._strangers or self._woken), seconds)
+            self._woken = False
+            return bool(self._events or self._strangers)
+
+    def wake(self) -> None:
+        """Let whoever waits for an event, or is the next one to do so, wait no longer."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Listen no more."""

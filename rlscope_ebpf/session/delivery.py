@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlscope_ebpf.capture.counters import ProbeCounters
+from rlscope_ebpf.capture.engine import MAX_READ
 from rlscope_ebpf.model.in_place import as_counts
 from rlscope_ebpf.model.session import Sink
 from rlscope_ebpf.model.tables import Batch, Counters, Losses
@@ -42,10 +43,13 @@ class Delivery:
         self._notices_given = 0
         self._final: ProbeCounters | None = None  # as the session ended
 
-    def turn(self, now_ns: int, end_ns: int | None = None) -> None:
-        """Take what is in the rings, match it, hand it out. What happened after `end_ns` is left out."""
+    def turn(self, now_ns: int, end_ns: int | None = None, limit: int = MAX_READ) -> None:
+        """Take what is in the rings, up to `limit` events, match it, hand it out.
+
+        What happened after `end_ns` is left out.
+        """
         engine, matcher, costs = self._context.engine, self._context.matcher, self._context.costs
-        events = engine.read_events()
+        events = engine.read_events(limit)
         self._received += len(events)
         if engine.pending_events():
             # More is waiting, perhaps behind an event that is still being written: time is handed out only as far as

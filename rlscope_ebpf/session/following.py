@@ -11,6 +11,7 @@ from rlscope_ebpf.capture.process_events import Happened, ProcessEvent, ProcessE
 from rlscope_ebpf.capture.process_sets import ProcessSet
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.tables import ProcessInfo
+from rlscope_ebpf.session.processes import Beginning
 from rlscope_ebpf.session.target import monotonic_ns
 
 SETTLE_NS = 10_000_000
@@ -19,6 +20,13 @@ need not get the probes of their parent first."""
 
 LATE_NS = 50_000_000
 """What ran for longer before its probes were set is told at once."""
+
+TURN_NS = 50_000_000
+"""For so long at most the rest of the session waits for new processes' probes to be set."""
+
+AT_ONCE = 8
+"""Of so many processes probes are being set at a time: more would only have to wait for each other in the kernel, and
+in a storm of short-lived ones most are gone by their turn."""
 
 MOST_TOLD = 5
 
@@ -29,8 +37,11 @@ SEARCH_NS = 2_000_000_000
 class Session(Protocol):
     """What following needs of a session."""
 
-    def begin_process(self, pid: int, parent: int, *, executed: bool) -> int | None:
-        """Profile a process from now on; when it began to be. None if it has ended or cannot be profiled."""
+    def prepare_process(self, pid: int, parent: int, *, executed: bool) -> Beginning | None:
+        """Begin to set the probes of a process. None if it has ended or cannot be profiled."""
+
+    def begin_process(self, beginning: Beginning) -> int:
+        """Profile a process from now on, once its probes are set; when it began to be."""
 
     def has_process(self, pid: int) -> bool:
         """Whether a process is being profiled."""
@@ -75,6 +86,7 @@ class Following:
         self._notices = notices
         self._events = ProcessEvents() if events is None else events
         self._born: dict[int, _Born] = {}
+        self._begun: dict[int, tuple[_Born, Beginning]] = {}  # their probes are being set
         self._refused: dict[int, _Born] = {}  # ended, or not to be profiled as long as they are what they are
         self._names: dict[int, str] = {}
         self._count = self._unseen = self._told = 0
@@ -95,45 +107,64 @@ class Following:
                 f"The kernel's process events are not to be had ({self._events.problem}): new processes are looked for "
                 "in /proc, and those that live for a few hundredths of a second only may be missed."
             )
-        known = set(roots)
-        for pid in descendants(known):
+        begun: dict[int, Beginning] = {}
+        for pid in descendants(set(roots)):
             if pid in self._born:
                 continue
             parent = parent_of(pid)
-            if parent is not None:
-                self._events.add([pid])
-                self._names[pid] = _name(pid)
-                self._session.begin_process(pid, parent, executed=False)
+            if parent is None:
+                continue
+            self._events.add([pid])
+            self._names[pid] = _name(pid)
+            if parent in begun:  # it gets what that one has
+                self._session.begin_process(begun.pop(parent))
+            if len(begun) >= AT_ONCE:
+                self._session.begin_process(begun.pop(next(iter(begun))))
+            beginning = self._session.prepare_process(pid, parent, executed=False)
+            if beginning is not None:
+                begun[pid] = beginning
+        for beginning in begun.values():
+            self._session.begin_process(beginning)
 
     @property
     def waits(self) -> bool:
         """Whether a process has begun that is not profiled yet."""
-        return bool(self._born)
+        return bool(self._born or self._begun)
 
     def wait(self, seconds: float) -> None:
         """Wait until there is something to do."""
-        if self._born:
+        if self._born and len(self._begun) < AT_ONCE:
             due = min(born.due_ns for born in self._born.values())
             seconds = min(seconds, max(0.0, (due - monotonic_ns()) / 1e9))
         self._events.wait(max(0.0, seconds))
 
     def turn(self) -> None:
         """Do what there is to do."""
-        for event in self._events.take():
-            self._take(event)
+        until_ns = monotonic_ns() + TURN_NS
         if self._wanted:
             self._search(self._wanted)
-        now = monotonic_ns()
-        for born in [born for born in self._born.values() if born.due_ns <= now]:
-            if self._born.pop(born.pid, None) is not None:
-                self._admit(born)
-                for event in self._events.take():  # what comes meanwhile may end the next one's wait, or the next one
-                    self._take(event)
+        while True:
+            for event in self._events.take():
+                self._take(event)
+            now = monotonic_ns()
+            ripe = [born for born in self._born.values() if born.due_ns <= now]
+            for born in ripe[: AT_ONCE - len(self._begun)]:
+                del self._born[born.pid]
+                self._prepare(born)
+            done = next((pid for pid, (_, beginning) in self._begun.items() if beginning.done), None)
+            if done is not None:
+                self._admit(done)
+            elif not self._begun or monotonic_ns() >= until_ns:
+                return
+            else:
+                self.wait((until_ns - now) / 1e9)
 
     def finish(self) -> None:
         """Say what was missed. What has begun just now is profiled no more."""
         for event in self._events.take():
             self._take(event)
+        for pid in list(self._begun):
+            self._admit(pid)
         for born in list(self._born.values()):
             self._miss(born, monotonic_ns(), None)
         self._born.clear()
@@ -162,7 +193,7 @@ class Following:
             self._next_search_ns = now + SEARCH_NS
             found += wanted.members()
         for pid in dict.fromkeys(found):
-            if pid in self._born or pid in self._refused or self._session.has_process(pid):
+            if pid in self._born or pid in self._begun or pid in self._refused or self._session.has_process(pid):
                 continue
             parent = parent_of(pid)
             if parent is not None:
@@ -171,6 +202,7 @@ class Following:
                 self._born[pid] = _Born(pid, parent, now, self._names[pid], executed=True)
 
     def _take(self, event: ProcessEvent) -> None:
+        self._admit(event.pid)  # whatever happens to it, its probes are as before
         born = self._born.get(event.pid)
         if event.what == Happened.FORK and event.parent is not None:
             name = _name(event.pid) or self._names.get(event.parent, "") or _name(event.parent)
@@ -194,13 +226,22 @@ class Following:
             else:
                 self._session.process_ended(event.pid, event.time_ns, event.status)
 
-    def _admit(self, born: _Born) -> None:
-        since_ns = self._session.begin_process(born.pid, born.parent, executed=born.executed)
-        if since_ns is None:
+    def _prepare(self, born: _Born) -> None:
+        self._admit(born.parent)  # it gets what that one has
+        beginning = self._session.prepare_process(born.pid, born.parent, executed=born.executed)
+        if beginning is None:
             self._refused[born.pid] = born  # its end, if that is why, is on its way
             self._session.note_process(_unseen(born, None, None))
             return
-        missed = max(0, since_ns - born.born_ns)
+        self._begun[born.pid] = born, beginning
+        beginning.when_done(self._events.wake)
+
+    def _admit(self, pid: int) -> None:
+        """Profile a process from now on, if its probes are being set; waits until they are."""
+        if pid not in self._begun:
+            return
+        born, beginning = self._begun.pop(pid)
+        missed = max(0, self._session.begin_process(beginning) - born.born_ns)
         self._count += 1
         self._sum_ns += missed
         self._most_ns = max(self._most_ns, missed)

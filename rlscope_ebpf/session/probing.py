@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ from rlscope_ebpf.session.guard import nests_deeply
 from rlscope_ebpf.session.returns import goes_with_returns
 from rlscope_ebpf.session.seeds import text_records
 from rlscope_ebpf.session.tally import ProbeTally
-from rlscope_ebpf.session.target import Target, monotonic_ns
+from rlscope_ebpf.session.target import Attachment, Target, monotonic_ns
 from rlscope_ebpf.session.worth import SPARED_SINGLY, SPARED_TOGETHER
 
 _TELL_NOTHING = (Action.CATCH, Action.LONGJMP, Action.LOADED, Action.SWITCHES)
@@ -65,12 +65,19 @@ class Probing:
 
     def attach_planned(self, target: Target, plans: Sequence[Plan]) -> None:
         """Set a target's first probes; their hits are let through later."""
-        for plan in plans:
-            self.attach(target, plan)
-        self.expect(target, plans)
+        self.finish(target, self.begin_planned(target, plans))
+
+    def begin_planned(self, target: Target, plans: Sequence[Plan]) -> list[Attachment]:
+        """The same in the background, until `finish`."""
+        begun = [self.begin(target, plan) for plan in plans]
+        return [*filter(None, begun), *self._begin_expected(target, plans)]
 
     def attach(self, target: Target, plan: Plan) -> None:
         """Attach what is planned; of files that are only expected nothing is counted before they are mapped."""
+        self.finish(target, filter(None, [self.begin(target, plan)]))
+
+    def begin(self, target: Target, plan: Plan) -> Attachment | None:
+        """The same in the background, until `finish`; None if there is nothing to attach."""
         notices, engine = self._context.notices, self._context.engine
         notices += [note for note in plan.notes if note not in notices]  # of several targets each says it
         allow_returns = target.process.allows_return_probes
@@ -81,7 +88,7 @@ class Probing:
             for site in probe_sites(planned, allow_returns=allow_returns)
         ]
         if not planned:
-            return
+            return None
         # Operations by --marker carry the probe's id where others carry the hash of a name.
         first = engine.next_probe
         names = [
@@ -94,17 +101,27 @@ class Probing:
         sites = [site for site, _ in planned]
         self._context.costs.add_probes(first, sites)
         self._context.worth.add_probes(first, sites)
-        probes = engine.attach(target.pid, sites)
-        self._definitions.extend(probes)
-        self.tally.sparable.update(
-            (probe.id, probe)
-            for site, probe in zip(sites, probes, strict=True)
-            if site.group in SPARED_SINGLY or site.group in SPARED_TOGETHER
-        )
-        here: list[tuple[ProbeSite, ProbeInfo]] = []
-        for (site, function), probe in zip(planned, probes, strict=True):
-            (here if function.object.segments else target.expected).append((site, probe))
-        self._take_in(target, here)
+        attaching = engine.begin_attach(target.pid, sites)
+        self._definitions.extend(attaching.infos)  # their hits may come before all of them are set
+        return Attachment(attaching, [bool(function.object.segments) for _, function in planned])
+
+    def finish(self, target: Target, attachments: Iterable[Attachment]) -> None:
+        """Wait until what was begun is there, and count it."""
+        for attachment in attachments:
+            sites = attachment.attaching.sites
+            probes = self._context.engine.finish_attach(attachment.attaching)
+            self._definitions.extend(probes)
+            self.tally.sparable.update(
+                (probe.id, probe)
+                for site, probe in zip(sites, probes, strict=True)
+                if site.group in SPARED_SINGLY or site.group in SPARED_TOGETHER
+            )
+            here: list[tuple[ProbeSite, ProbeInfo]] = []
+            for site, probe, is_mapped in zip(sites, probes, attachment.mapped, strict=True):
+                if site.group in self.off:  # since it was begun
+                    continue
+                (here if is_mapped else target.expected).append((site, probe))
+            self._take_in(target, here)
 
     def expect(self, target: Target, plans: Sequence[Plan]) -> None:
         """Probe libraries before a target has loaded them: the markers', and those that the user gave the paths of.
@@ -112,6 +129,9 @@ class Probing:
         The kernel sets the probes the moment the file is mapped, so that not even the first annotation is missed. (In a
         session, calls with return probes are followed a moment later: see ReturnGuard.)
         """
+        self.finish(target, self._begin_expected(target, plans))
+
+    def _begin_expected(self, target: Target, plans: Sequence[Plan]) -> list[Attachment]:
         options = self._context.options
         paths = [library.file for library in options.libraries if library.file]
         paths += [marker.file for marker in options.markers if marker.file]
@@ -125,9 +145,7 @@ class Probing:
         known = {mapped.path for mapped in target.watcher.objects.values()}
         expected = [expected_object(target.pid, path) for path in dict.fromkeys(paths) if path not in known]
         files = [mapped for mapped in expected if mapped is not None]
-        if files:
-            for planner in planners:
-                self.attach(target, planner.plan(files))
+        return [*filter(None, (self.begin(target, planner.plan(files)) for planner in planners if files))]
 
     def check_expected(self, target: Target, new: Sequence[MappedObject]) -> list[MappedObject]:
         """Count the probes on expected files that are mapped now. Returns the objects that were not expected."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from rlscope_ebpf.capture.cookie import Group
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
+from rlscope_ebpf.capture.placement import Setting
 from rlscope_ebpf.capture.plan import Plan, Planner
 from rlscope_ebpf.capture.process import inspect, inspect_forked, open_pidfd
 from rlscope_ebpf.errors import ProfilerError
@@ -19,10 +21,34 @@ from rlscope_ebpf.session.probing import Probing, groups_of
 from rlscope_ebpf.session.returns import ReturnProbes
 from rlscope_ebpf.session.sample_clock import SampleClock
 from rlscope_ebpf.session.seeding import Seeding
-from rlscope_ebpf.session.target import Target, monotonic_ns, read_image
+from rlscope_ebpf.session.target import Attachment, Target, monotonic_ns, read_image
 
 FORGET_NS = 1_000_000_000
 """A followed process that has ended is remembered for so long: what it sent may still be in the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A process whose probes are being set, in the background."""
+
+    target: Target
+    plans: list[Plan] = field(default_factory=list)
+    alike: list[Setting] = field(default_factory=list)  # those of its parent
+    attachments: list[Attachment] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether they are all set."""
+        return all(setting.done for setting in self._settings)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call that, from any thread, each time some more are set."""
+        for setting in self._settings:
+            setting.when_done(call)
+
+    @property
+    def _settings(self) -> list[Setting]:
+        return [*self.alike, *(attachment.setting for attachment in self.attachments)]
 
 
 class Processes:
@@ -52,8 +78,8 @@ class Processes:
 
     # Told by Following
 
-    def begin_process(self, pid: int, parent: int, *, executed: bool) -> int | None:
-        """Profile one more process; since when. None if it has ended or cannot be profiled."""
+    def prepare_process(self, pid: int, parent: int, *, executed: bool) -> Beginning | None:
+        """Begin to set the probes of one more process. None if it has ended or cannot be profiled."""
         older = self._context.by_pid.get(pid)
         if older is not None:
             if not older.has_ended() or pid in self._context.options.pids:
@@ -69,23 +95,24 @@ class Processes:
             return None
         if origin is not None and origin.image != target.image:
             origin = None
-        plans: list[Plan] = []
         self._context.engine.watch_loads(pid)
         try:
-            if origin is not None:
-                self._begin_alike(target, origin)
-            else:
-                plans = [self._plan_first(target)]
+            return self._begin_other(target) if origin is None else self._begin_alike(target, origin)
         except ProfilerError:  # it ends at this moment
             target.close()
             self._context.engine.remove_target(pid)
             return None
-        self._context.by_pid[pid] = target
-        if origin is None:
-            self._probing.attach_planned(target, plans)
+
+    def begin_process(self, beginning: Beginning) -> int:
+        """Profile a process from now on, once its probes are set; when it began to be."""
+        target = beginning.target
+        for setting in beginning.alike:
+            self._context.engine.finish_alike(setting)
+        self._context.by_pid[target.pid] = target
+        self._probing.finish(target, beginning.attachments)
         self.loaded_ns = target.start_ns = monotonic_ns()
         found = target.unplanned
-        self.let_through(target, plans)
+        self.let_through(target, beginning.plans)
         target.unplanned = found + target.unplanned
         target.planning = BackgroundPlan(target.planners[-1], target.take_unplanned())
         self._clock.look(target)
@@ -145,21 +172,22 @@ class Processes:
         if self._context.gpu:
             self._context.gpu.look(target, target.watcher.objects.values())
 
-    def _begin_alike(self, target: Target, origin: Target) -> None:
+    def _begin_alike(self, target: Target, origin: Target) -> Beginning:
         """Set the probes that the one has of whom it was forked. Raises ProfilerErrors if it ends."""
-        self._context.engine.attach_alike(target.pid, origin.pid)
+        setting = self._context.engine.attach_alike(target.pid, origin.pid)
         target.planners = _without_returns(tuple(planner.forked(target.pid) for planner in origin.planners))
         target.replan = True
         target.watcher.objects.update(origin.watcher.objects)
         target.follows_gil = origin.follows_gil
+        return Beginning(target, alike=[setting])
 
-    def _plan_first(self, target: Target) -> Plan:
-        """Plan what a process of another program needs at once; the rest is left. Raises ProfilerErrors if it ends."""
+    def _begin_other(self, target: Target) -> Beginning:
+        """Set what a process of another program needs at once; the rest is left. Raises ProfilerErrors if it ends."""
         target.unplanned = target.watcher.poll() or []
         target.planners = _without_returns(self._probing.planners(target.process, self._context.engine.method))
         plan = target.planners[0].plan(target.unplanned)
         target.replan = True
-        return plan
+        return Beginning(target, [plan], attachments=self._probing.begin_planned(target, [plan]))
 
     def _reuse(self, target: Target) -> None:
         """The id of a process that has ended is that of another one by now."""
@@ -174,11 +202,12 @@ class Processes:
 
     # Looking
 
-    def look(self, now_ns: int) -> None:
-        """Find ended targets and newly loaded libraries."""
+    def look(self, now_ns: int, between: Callable[[], None] = lambda: None) -> None:
+        """Find ended targets and newly loaded libraries. `between` is called after each of them."""
         for target in self._context.targets:
             if target.end_ns is None:
                 self._look_at(target, now_ns)
+                between()
         self._forget_ended(now_ns)
 
     def look_at_threads(self, target: Target, now_ns: int, *, last: bool = False) -> None:
@@ -210,12 +239,15 @@ class Processes:
         if self._context.gpu:
             self._context.gpu.look(target, new)
         self._returns.look(target, new, loads)
+        if target.attaching and all(attachment.setting.done for attachment in target.attaching):
+            self._finish_attaching(target)
         new += target.take_unplanned()
         if target.planning is not None:
             if not target.planning.done:
                 target.unplanned = new
                 return
-            self._probing.attach(target, target.planning.result())
+            attachment = self._probing.begin(target, target.planning.result())
+            target.attaching += [attachment] if attachment is not None else []
             target.planning = None
         plans = self._plan(target, new)
         took_ns = monotonic_ns() - since_ns
@@ -239,8 +271,14 @@ class Processes:
         target.replan = False
         return plans
 
+    def _finish_attaching(self, target: Target) -> None:
+        """Count what has been attached in the background; waits for what has not."""
+        attaching, target.attaching = target.attaching, []
+        self._probing.finish(target, attaching)
+
     def _renew(self, target: Target) -> None:
         """A target runs another program: plan for that. What its old program did has ended, as the kernel told."""
+        self._finish_attaching(target)
         image = read_image(target.pid)
         if image is None or not self._look_again(target):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import threading
 import time
@@ -10,14 +11,14 @@ from datetime import datetime, timezone
 from types import TracebackType
 
 from rlscope_ebpf import __version__
-from rlscope_ebpf.capture.engine import Engine
+from rlscope_ebpf.capture.engine import MAX_READ, Engine
 from rlscope_ebpf.capture.gpu import GpuPreparation
 from rlscope_ebpf.capture.kernel import choose_attach_method, kernel_release
 from rlscope_ebpf.capture.maps import MapsWatcher
 from rlscope_ebpf.capture.plan import Plan
 from rlscope_ebpf.capture.preparation import Preparation
 from rlscope_ebpf.capture.priority import come_as_usual, come_first
-from rlscope_ebpf.capture.process import inspect, open_pidfd, vanished
+from rlscope_ebpf.capture.process import inspect, load_what_inspecting_takes, open_pidfd, vanished
 from rlscope_ebpf.capture.process_sets import ProcessSet
 from rlscope_ebpf.errors import ProfilerError, UnsupportedError
 from rlscope_ebpf.model.calibration import Calibration
@@ -47,8 +48,8 @@ from rlscope_ebpf.session.target import Target, monotonic_ns, read_image, thread
 TURN_S = 0.25
 """Between two looks at the ring, when little is in it: each takes a few milliseconds of a CPU, whatever it finds."""
 
-BUSY_EVENTS = 1 << 16
-"""With more events than this waiting, the next turn follows at once."""
+SHORT_READ = 1 << 14
+"""Events that are matched at a time, in a hundredth of a second, where new processes may want their probes."""
 
 MAPS_TURN_S = 0.3
 """Between two looks for newly loaded libraries."""
@@ -244,6 +245,12 @@ class Profiler:
 
     def _capture(self, start_ns: int, stop: threading.Event) -> str:
         """Returns why the session is over."""
+        # What attaching has made stays. Looking through all of it for garbage, as Python would sooner or later, takes
+        # 50 ms, in which a new process would wait for its probes.
+        gc.freeze()
+        if self._following:
+            threading.Thread(target=load_what_inspecting_takes, name="loader", daemon=True).start()
+        at_once = SHORT_READ if self._following else MAX_READ
         deadline = start_ns + int(self.options.duration_s * 1e9) if self.options.duration_s else None
         next_maps = next_governor = monotonic_ns()
         self._budget.begin(next_maps)
@@ -251,10 +258,9 @@ class Profiler:
             now = monotonic_ns()
             if deadline and now >= deadline:
                 return "duration"
-            if self._following:
-                self._following.turn()
+            self._attend()
             if now >= next_maps or self._returns.has_loaded():
-                self._processes.look(now)
+                self._processes.look(now, between=self._attend)
                 since_load_ns = now - self._processes.loaded_ns
                 self._look_at_rules(since_load_ns >= QUIET_NS)
                 loading = since_load_ns < LOADING_S * 1e9
@@ -263,13 +269,15 @@ class Profiler:
                     return "exited"
             if now - start_ns >= ACCOUNTING_NS:
                 self._delivery.accounting.begin(self._context.by_pid, now)
-            self._delivery.turn(now - SETTLE_NS)
+            self._attend()
+            self._delivery.turn(now - SETTLE_NS, limit=at_once)
+            self._attend()
             self._budget.try_out(now)
             first = self._budget.is_new or now - start_ns < FIRST_S * 1e9
             if now >= next_governor:
                 next_governor = now + int((FIRST_TURN_S if first else GOVERNOR_TURN_S) * 1e9)
                 self._budget.turn()
-            if self._context.engine.pending_events() < BUSY_EVENTS:
+            if self._context.engine.pending_events() < at_once:  # otherwise the next turn follows at once
                 turn_s = FIRST_TURN_S if first else TURN_S
                 due_ns = min(next_maps, next_governor, self._budget.trial_due_s * 1e9)
                 pause = min(turn_s, max(0.0, due_ns - monotonic_ns()) / 1e9)
@@ -278,6 +286,11 @@ class Profiler:
                 else:
                     stop.wait(pause)
         return "detached"
+
+    def _attend(self) -> None:
+        """See to processes that come and go: often, since nothing is seen of a new one before."""
+        if self._following:
+            self._following.turn()
 
     def _have_all_ended(self) -> bool:
         if self._following and self._following.waits and not self.patient:
@@ -353,6 +366,7 @@ class Profiler:
             self._context.loaded = None
         for target in self.targets:
             target.close()
+        gc.unfreeze()
         if self._comes_first:
             self._comes_first = False
             come_as_usual()

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlscope_ebpf.capture.engine import ProbeSite
+from rlscope_ebpf.capture.engine import Attaching, ProbeSite
 from rlscope_ebpf.capture.maps import MappedObject, MapsWatcher
+from rlscope_ebpf.capture.placement import Setting
 from rlscope_ebpf.capture.plan import Plan, Planner
 from rlscope_ebpf.capture.pointers import ProcessMemory
 from rlscope_ebpf.capture.process import TargetProcess
@@ -22,6 +23,19 @@ Image = tuple[int, int, int]
 
 _START_STACK = 25  # index of the field "startstack" of /proc/PID/stat, counted after the name
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Probes of a target that are being set, in the background."""
+
+    attaching: Attaching
+    mapped: list[bool]  # of each site: its file is mapped, rather than expected
+
+    @property
+    def setting(self) -> Setting:
+        """What the kernel has to do for it."""
+        return self.attaching.setting
 
 
 @dataclass(slots=True)
@@ -46,6 +60,7 @@ class Target:
     image: Image | None = None  # what it ran when it was last looked at
     parent: int | None = None  # who forked it; None: whom /proc names
     planning: BackgroundPlan | None = None  # of a followed process: what is being planned for it
+    attaching: list[Attachment] = field(default_factory=list)  # what has been planned, and is being set
     follows_gil: bool = False  # the interpreter lock is probed
     exit_ns: int | None = None  # when its main thread ended
     exit_status: int | None = None
@@ -55,7 +70,9 @@ class Target:
 
     def has_ended(self) -> bool:
         """Whether it is gone, though perhaps not waited for by its parent."""
-        return bool(select.select([self.pidfd], [], [], 0)[0])
+        poll = select.poll()  # select itself knows no descriptors beyond 1023
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Let go of it. Safe to call twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -153,3 +154,63 @@ def test_one_refused_site_costs_no_other(kernel: Kernel, closer: Closer) -> None
     placement = Placement(kernel.attach, closer)
     assert 3 not in placement.add(7, PROBES)
     assert offsets(kernel, closer, 7) == [10, 30, 90, 91]
+
+
+class SlowKernel(Kernel):
+    """Sets nothing before it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def attach(self, job: Job, probes: Sequence[Probe]) -> list[Link]:
+        """Once it may."""
+        assert self.goes_on.wait(60)
+        return super().attach(job, probes)
+
+
+@pytest.fixture
+def slow() -> SlowKernel:
+    return SlowKernel()
+
+
+def test_probes_are_set_in_the_background(slow: SlowKernel, closer: Closer) -> None:
+    placement = Placement(slow.attach, closer)
+    setting = placement.begin(7, PROBES)
+    assert not setting.done
+    done = threading.Event()
+    setting.when_done(done.set)
+    slow.goes_on.set()
+    assert done.wait(60)
+    assert placement.finish(setting) == placement.finish(setting) == {1, 2, 3, 4, 5, 6}
+    placement.close()
+
+
+def test_what_is_being_set_is_taken_away_as_well(slow: SlowKernel, closer: Closer) -> None:
+    placement = Placement(slow.attach, closer)
+    setting = placement.begin(7, PROBES)
+    threading.Timer(0.05, slow.goes_on.set).start()
+    placement.remove(7)
+    assert closer.wait(60)
+    assert not slow.hit
+    assert placement.finish(setting) == {1, 2, 3, 4, 5, 6}  # they were
+    placement.close()
+
+
+def test_a_child_has_what_was_being_set_in_its_parent(slow: SlowKernel, closer: Closer) -> None:
+    placement = Placement(slow.attach, closer)
+    placement.begin(7, PROBES)
+    threading.Timer(0.05, slow.goes_on.set).start()
+    assert placement.add_alike(8, 7) == 4
+    placement.close()
+
+
+def test_what_is_taken_off_while_it_is_being_set_is_off(slow: SlowKernel, closer: Closer) -> None:
+    placement = Placement(slow.attach, closer)
+    placement.begin(7, PROBES)
+    threading.Timer(0.05, slow.goes_on.set).start()
+    placement.take_off([1], ())
+    assert closer.wait(60)
+    assert (7, 10) not in slow.hit
+    assert (7, 20) in slow.hit
+    placement.close()

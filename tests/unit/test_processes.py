@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import select
 import subprocess
 import sys
@@ -99,3 +102,16 @@ def test_an_end_is_when_the_kernel_says(context: Context, processes: Processes, 
     processes.process_ended(ended.pid, ended.start_ns + 5 * MS, 0)
     processes.look(monotonic_ns())
     assert ended.end_ns == ended.start_ns + 5 * MS
+
+
+def test_an_end_is_seen_with_any_number_of_descriptors(ended: Target) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    few = ended.pidfd
+    try:
+        ended.pidfd = fcntl.fcntl(few, fcntl.F_DUPFD_CLOEXEC, 1024)
+        assert ended.has_ended()
+        os.close(ended.pidfd)
+    finally:
+        ended.pidfd = few
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
