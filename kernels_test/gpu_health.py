@@ -30,6 +30,7 @@ from gpu_host import (
     attempt,
     helper_state,
     main,
+    pin_apart,
     prepare_attach,
     read_trace,
     wait_for_state,
@@ -39,15 +40,12 @@ from gpu_host import (
 NODES = 64
 """Kernels of the graph that is replayed for long."""
 
-PACE = 1700
-"""Replays a second of it."""
-
 PROGRAMS = ((1, "eager"), (2, "eager"), (5, "eager"), (1, "graph"), (3, "graph"), (5, "graph"), (3, "matmul"))
 """Threads beside the main one, and what they do."""
 
 AT_ONCE = 4
 ITERATIONS = 50
-TURNS, TURN = 240, 60
+TURNS, TURN = 140, 60
 """Of each of two programs, and iterations in each."""
 
 
@@ -79,7 +77,7 @@ def long(host: Host) -> None:
     memory: list[tuple[float, float, float]] = []
     with host.loop() as process:
         seen = prepare_attach(host, process)
-        begin(process, f"graphs {NODES} {PACE if not host.simulated else 0}")
+        begin(process, f"graphs {NODES} {host.pace if not host.simulated else 0}")
         time.sleep(2)
         start = time.monotonic()
         with host.attached(process, trace, "--max-overhead", "0") as profiler:
@@ -94,6 +92,7 @@ def long(host: Host) -> None:
             time.sleep(1.1)
             last = len(process.rates) - 1
         wait_for_state(process.pid, "DORMANT", 20)
+        counted = helper_state(process.pid)["counters"]
         time.sleep(2.2)
         rates = list(process.rates)
         done = end_of(process)
@@ -112,6 +111,7 @@ def long(host: Host) -> None:
         graph_kernels=found["graph_kernels"],
         missing=wanted - found["graph_kernels"],
         wrong=done["wrong"],
+        helper=counted,
         trace_mb=round(trace.stat().st_size / 1e6),
         per_s_on=statistics.median(rate["per_s"] for rate in rates[first:last]),
         per_s_off=statistics.median(rate["per_s"] for rate in rates[-2:]),
@@ -189,6 +189,7 @@ def rate(host: Host) -> None:
     with host.loop() as alone, host.loop() as process:
         for each in (alone, process):
             each.do("loop 500")
+            pin_apart(each.pid, host.processors)
         before = against(process, alone, number)
         host.results.add("rate", "before", ratio=before)
         for how in (signal.SIGTERM, signal.SIGKILL):

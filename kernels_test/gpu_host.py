@@ -185,6 +185,7 @@ class Host:
             self.environment["RLSCOPE_LIBCUPTI"] = str(simcuda_build.native() / "libcupti.so.13")
         self.helper = ROOT / "rlscope_ebpf" / "librlscope_cupti.so"
         self.long_s: float = options.long_s
+        self.pace: int = options.pace
         self.frida = importlib.util.find_spec("frida") is not None
 
     @property
@@ -253,6 +254,7 @@ def helper_state(pid: int) -> dict[str, Any]:
             status = read_status(pid, mapped)
             if status is not None:
                 facts = {"error": status.error, "call": status.failed_call, "finalized": status.finalized}
+                facts["counters"] = {name: count for name, count in status.counters.items() if count}
                 return {"state": status.state.name, **facts}
     return {"state": "ABSENT"}
 
@@ -637,6 +639,17 @@ def pin(pid: int, processors: set[int]) -> None:
         os.sched_setaffinity(int(task), processors)
 
 
+def pin_apart(pid: int, processors: set[int]) -> None:
+    """The main thread, the one that PyTorch's backward pass runs in, and the others each to processors of their own."""
+    if len(processors) < 3:
+        return
+    first, second, *rest = sorted(processors)
+    for task in os.listdir(f"/proc/{pid}/task"):
+        name = Path(f"/proc/{pid}/task/{task}/comm").read_text()
+        where = [first] if int(task) == pid else [second] if name.startswith("pt_autograd") else rest
+        os.sched_setaffinity(int(task), where)
+
+
 @contextmanager
 def never_idle(processors: set[int]) -> Iterator[None]:
     """Keeps these busy with what gives way to anything else."""
@@ -666,6 +679,7 @@ def main(parts: Mapping[str, Part] = PARTS) -> int:
     parser.add_argument("--only", choices=parts, action="append", help="this part alone; repeatable")
     parser.add_argument("--simulated", action="store_true", help="on the simulated CUDA")
     parser.add_argument("--for", type=float, default=20, dest="long_s", metavar="S", help="for parts that take long")
+    parser.add_argument("--pace", type=int, default=1700, help="replays a second in these; 0: as fast as it goes")
     parser.add_argument("--processors", default="", help="the targets run on these alone, and they never idle")
     options = parser.parse_args()
     folder = options.out or Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="rlscope-results-"))

@@ -24,7 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from gpu_health import against, begin, end_of
-from gpu_host import Failed, Host, Process, attempt, helper_state, main, read_trace, wait_for_state, wait_until_heard
+from gpu_host import (
+    Failed,
+    Host,
+    Process,
+    attempt,
+    helper_state,
+    main,
+    pin_apart,
+    read_trace,
+    wait_for_state,
+    wait_until_heard,
+)
 
 ROUNDS = 3
 PLAIN_S, ON_S, FIRST_S = 2.0, 4.5, 1.0
@@ -167,7 +178,7 @@ HALVED: dict[str, list[str]] = {
 }
 
 
-def turns(host: Host, line: str, number: int, ways: tuple[str, ...]) -> None:
+def turns(host: Host, line: str, number: int, ways: tuple[str, ...], helper_alone: bool = False) -> None:
     """Next to a program without a profiler."""
     number = min(number, 10) if host.simulated else number
     part = f"turns of {line}"
@@ -175,8 +186,20 @@ def turns(host: Host, line: str, number: int, ways: tuple[str, ...]) -> None:
         for each in (alone, process):
             each.do(line)
             each.do(line)
+            pin_apart(each.pid, host.processors)
         plain = against(process, alone, number, line)
         host.results.add(part, "plain", ratio=plain)
+        if helper_alone:
+            process.do(f"heard {host.helper}")
+            begin(process, "steady")
+            wait_for_state(process.pid, "ACTIVE", 20)
+            end_of(process)
+            found = against(process, alone, number, line)
+            host.results.add(part, "helper alone", ratio=found, to_plain=round(found[1] / plain[1], 4))
+            process.do(f"unheard {host.helper}")
+            begin(process, "steady")
+            wait_for_state(process.pid, "DORMANT", 20)
+            end_of(process)
         for way in ways:
             trace = host.traces / "turns.rlscope"
             begin(process, "steady")
@@ -199,6 +222,7 @@ def turns(host: Host, line: str, number: int, ways: tuple[str, ...]) -> None:
         trace = host.traces / "turns-run.rlscope"
         with host.loop(trace, *HALF) as process:
             process.do(line)
+            pin_apart(process.pid, host.processors)
             time.sleep(2)
             against(process, alone, number // 6, line)
             found = against(process, alone, number, line)
@@ -229,7 +253,7 @@ def _other(host: Host, what: str, command: str) -> None:
 
 def together(host: Host) -> None:
     """Kernel times by three, in one process."""
-    for line in ("loop 400", "mixed 400"):
+    for line in ("mixed 400", "loop 400"):
         attempt(host, "together", line, partial(_together, host, line))
 
 
@@ -237,7 +261,7 @@ def _together(host: Host, line: str) -> None:
     found: dict[str, list[tuple[int, int]]] = {"torch.profiler": [], "cupti-python": [], "helper": []}
     with host.loop() as process:
         process.do(line)
-        for number in range(ROUNDS):  # first: torch.profiler keeps CUPTI from its first use on
+        for number in range(2):  # first: torch.profiler keeps CUPTI from its first use on
             process.do(f"helper {host.helper}")
             trace = host.traces / f"together{number}.rlscope"
             with host.attached(process, trace, "--max-overhead", "0"):
@@ -250,8 +274,9 @@ def _together(host: Host, line: str) -> None:
             end_of(process)
             seen = read_trace(trace, {"it": (done["start_ns"], done["end_ns"])})["it"]
             found["helper"].append((seen["kernels"], seen["kernels_ns"]))
-        for _ in range(ROUNDS):
-            for what, command in (("cupti-python", "cupti"), ("torch.profiler", "profile cuda")):
+        # torch.profiler last: it leaves its own clock, the processor's ticks, to those that come after it.
+        for what, command in (("cupti-python", "cupti"), ("torch.profiler", "profile cuda")):
+            for _ in range(ROUNDS):
                 other = process.do(f"{command} {line}", 90)
                 found[what].append((other["kernels"], other["kernels_ns"]))
         process.end()
@@ -271,8 +296,8 @@ PARTS = {
     "a2c": partial(attaches, part="a2c", options=SHORTER, rounds=2),
     "short": partial(attaches, part="mlp", options={name: OPTIONS[name] for name in ("default", "samples")}, rounds=2),
     "run": run,
-    "turns": partial(turns, line="loop 60", number=200, ways=("default", "samples", "no GPU")),
-    "ppo turns": partial(turns, line="ppo 512", number=24, ways=("default", "no GPU")),
+    "turns": partial(turns, line="loop 60", number=110, ways=("default", "no GPU"), helper_alone=True),
+    "ppo turns": partial(turns, line="ppo 512", number=18, ways=("default", "no GPU")),
     "others": others,
     "together": together,
 }
