@@ -67,6 +67,8 @@ enum rls_text_kind {
     RLS_TEXT_NAME = 1,      /* key: hash; text: an operation or phase name, or a metadata key */
     RLS_TEXT_VALUE = 2,     /* key: the event's `site` (hash of key and value); text: the metadata value */
     RLS_TEXT_OPEN_OPS = 3,  /* a thread's stack of open operations, read at its first event */
+    RLS_TEXT_NAME_AT = 4,   /* a name that is not in memory, where no program can read it; text: its address */
+    RLS_TEXT_VALUE_AT = 5,  /* the same of a metadata value */
 };
 #define RLS_OPEN_OPS_MAX 16 /* text then holds up to 16 user-space pointers to names, outermost first */
 struct rls_text {

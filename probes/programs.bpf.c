@@ -19,16 +19,11 @@ static __always_inline void annotate(struct pt_regs *ctx, struct thread *t, u32 
         arg = ctx->di;
     } else if (action != RLS_ACT_OP_END) {
         struct rls_text text = {};
-        arg = read_text(&text, (void *)ctx->di, 0);
-        if (arg)
-            send_text(&text, arg, RLS_TEXT_NAME, t->pid, tid, now);
+        arg = send_text_at(&text, (void *)ctx->di, 0, RLS_TEXT_NAME, t->pid, tid, now);
         kind = action == RLS_ACT_OP_BEGIN ? RLS_EV_OP_BEGIN : RLS_EV_PHASE;
         if (action == RLS_ACT_METADATA) {
             kind = RLS_EV_METADATA;
-            site = (u32)read_text(&text, (void *)ctx->si, arg);
-            if (!site)
-                return;
-            send_text(&text, site, RLS_TEXT_VALUE, t->pid, tid, now);
+            site = send_text_at(&text, (void *)ctx->si, arg, RLS_TEXT_VALUE, t->pid, tid, now);
         }
     }
     send(t, tid, now, kind, site, flags, arg);

@@ -51,6 +51,29 @@ static __always_inline void send_text(struct rls_text *text, u64 key, u32 kind, 
         count(RLS_N_CUT_NAMES, 1);
 }
 
+/*
+ * Sends the text at `address`; returns its key. Of one that has not been touched yet, or has been reclaimed, the address is
+ * sent, which the profiler can read: programs cannot wait until it is in memory.
+ */
+static __always_inline u64 send_text_at(struct rls_text *text, const void *address, u64 seed, u32 kind, u32 pid, u32 tid,
+                                        u64 now)
+{
+    u64 key = read_text(text, address, seed);
+    if (!key) {
+        u64 place = (u64)address;
+        *(u64 *)text->text = place;
+        text->length = sizeof(place);
+        key = (place ^ (u64)pid << 47 ^ seed) * 0xff51afd7ed558ccdULL;
+        key ^= key >> 32;
+        key |= 1; /* also of its low half none is 0 */
+        kind += RLS_TEXT_NAME_AT - RLS_TEXT_NAME;
+    }
+    if (kind == RLS_TEXT_VALUE || kind == RLS_TEXT_VALUE_AT)
+        key = (u32)key; /* as much as an event has room for */
+    send_text(text, key, kind, pid, tid, now);
+    return key;
+}
+
 /* A thread that was there at attach may have operations open: its record, as it is before this call, says which. */
 static __always_inline void send_open_operations(struct thread *t, u32 tid, u64 now)
 {

@@ -47,6 +47,8 @@ class TextKind(IntEnum):
     NAME = 1
     VALUE = 2
     OPEN_OPS = 3
+    NAME_AT = 4
+    VALUE_AT = 5
 
 
 class SampleKind(IntEnum):

@@ -12,8 +12,11 @@ from rlscope_ebpf.model.rows import joined
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.session.context import Context
 from rlscope_ebpf.session.opening import OpenedMeanwhile, Seed
-from rlscope_ebpf.session.seeds import process_records
-from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, sleeps
+from rlscope_ebpf.session.seeds import process_records, text_records
+from rlscope_ebpf.session.target import Target, monotonic_ns, read_names, read_text, sleeps
+
+_ELSEWHERE = {TextKind.NAME_AT: TextKind.NAME, TextKind.VALUE_AT: TextKind.VALUE}
+"""Texts that are still in a process's memory: kinds of records, and of what is there."""
 
 
 class Seeding:
@@ -96,11 +99,22 @@ class Seeding:
         if not len(texts):
             return
         matcher = self._context.matcher
+        matcher.add_texts(texts)
+        for text in texts[np.isin(texts["kind"], [*_ELSEWHERE])]:
+            matcher.add_texts(_read_there(text))
         open_operations = texts["kind"] == TextKind.OPEN_OPS
-        matcher.add_texts(texts[~open_operations])
         for text in texts[open_operations]:  # once per thread that was there at attach
             depth = min(int(text["key"]), OPEN_OPS_MAX)
             addresses = [int(address) for address in np.frombuffer(text["text"].tobytes(), "<u8")[:depth]]
             names = read_names(int(text["pid"]), addresses)
             if all(names):  # or the process has ended meanwhile: what was read of it before stands
                 matcher.seed_thread(int(text["pid"]), int(text["tid"]), names, int(text["time_ns"]), None)
+
+
+def _read_there(text: np.void) -> NDArray[np.void]:
+    """The TEXT_DTYPE record of a text that the programs could not read; none if the process has ended."""
+    address = int(np.frombuffer(text["text"].tobytes(), "<u8", 1)[0])
+    found = read_text(int(text["pid"]), address) if address else ""
+    if found is None:
+        return text_records([])
+    return text_records([(int(text["key"]), _ELSEWHERE[TextKind(text["kind"])], found)])

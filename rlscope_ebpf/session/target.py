@@ -186,14 +186,20 @@ def sleeps(pid: int, tid: int) -> bool:
 def read_names(pid: int, addresses: list[int]) -> list[str]:
     """Names at addresses in a process; unreadable ones are empty."""
     with ProcessMemory(pid) as memory:
-        return [_name_at(memory, address) for address in addresses]
+        return [_text_at(memory, address) or "" for address in addresses]
 
 
-def _name_at(memory: ProcessMemory, address: int) -> str:
+def read_text(pid: int, address: int) -> str | None:
+    """Text at an address in a process; None if it cannot be read."""
+    with ProcessMemory(pid) as memory:
+        return _text_at(memory, address)
+
+
+def _text_at(memory: ProcessMemory, address: int) -> str | None:
     try:
         return memory.read(address, TEXT_MAX).split(b"\0")[0].decode("utf-8", "replace")
     except (OSError, ValueError, OverflowError):
-        return ""
+        return None
 
 
 def monotonic_ns() -> int:
