@@ -297,7 +297,7 @@ PARTS = {
     "short": partial(attaches, part="mlp", options={name: OPTIONS[name] for name in ("default", "samples")}, rounds=2),
     "run": run,
     "turns": partial(turns, line="loop 60", number=110, ways=("default", "no GPU"), helper_alone=True),
-    "ppo turns": partial(turns, line="ppo 512", number=18, ways=("default", "no GPU")),
+    "ppo turns": partial(turns, line="ppo 512", number=14, ways=("default", "no GPU"), helper_alone=True),
     "others": others,
     "together": together,
 }
