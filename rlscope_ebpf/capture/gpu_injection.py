@@ -37,17 +37,26 @@ import sys, threading
 if sys.path[:1] == [""]:
     del sys.path[0]
 import frida
-from rlscope_ebpf.capture.quiet_threads import find_quiet_thread
+from rlscope_ebpf.capture.quiet_threads import code_areas, find_quiet_thread, wait_until_released
 over = threading.Event()
 device = frida.get_local_device()
 device.on("uninjected", lambda *_: over.set())
-thread = find_quiet_thread(int(sys.argv[1]), float(sys.argv[5]))
+process, patience = int(sys.argv[1]), float(sys.argv[5])
+thread = find_quiet_thread(process, patience)
 if thread is None:
     sys.exit({busy})
-device.inject_library_file(thread, sys.argv[2], sys.argv[3], sys.argv[4])
-sys.exit(0 if over.wait(float(sys.argv[5])) else 75)
+areas = code_areas(process)
+there = False
+try:
+    device.inject_library_file(thread, sys.argv[2], sys.argv[3], sys.argv[4])
+    there = over.wait(patience)
+finally:
+    wait_until_released(process, areas, patience / 2)
+sys.exit(0 if there else 75)
 """
-"""Looks for the thread at the last moment."""
+"""Looks for the thread at the last moment. After Frida has said that it is done, it borrows the thread once more, and
+takes its own code out. If we ended before it has given the thread back, the target would go on where Frida's calls
+return to: at no address at all."""
 
 _BUSY: Final = 76  # exit status: no thread could be borrowed
 

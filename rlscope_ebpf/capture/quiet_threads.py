@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from rlscope_ebpf.capture.tasks import read_of_thread, thread_ids
 
@@ -26,6 +27,7 @@ _WAITS = (
 """System calls that wait, by their numbers on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); the best first."""
 
 _WAITING = "\nState:\tS"
+_LOOK_S = 0.01
 
 Moment = tuple[str, int]  # the system call with its arguments, and how often the thread has been switched to
 
@@ -42,6 +44,35 @@ def find_quiet_thread(pid: int, patience_s: float) -> int | None:
             return min(quiet, key=lambda thread: (_WAITS.index(_number(before[thread])), before[thread][1], thread))
         if time.monotonic() >= deadline:
             return None
+
+
+def code_areas(pid: int) -> frozenset[str]:
+    """Memory of a process that holds code and is of no file: that of compilers, and of what is put in from outside."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return frozenset(words[0] for words in lines if "x" in words[1] and len(words) < 6)
+
+
+def wait_until_released(pid: int, areas_before: frozenset[str], patience_s: float) -> bool:
+    """Wait until a process has no code of no file but `areas_before` (see `code_areas`), and nobody holds its threads.
+
+    False if that was not so within `patience_s`; a compiler in the process may have made code meanwhile. True also if
+    the process has ended.
+    """
+    deadline = time.monotonic() + patience_s
+    with suppress(OSError):
+        while code_areas(pid) - areas_before or _is_held(pid):  # in this order: what takes code out holds a thread
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+    return True
+
+
+def _is_held(pid: int) -> bool:
+    for thread in thread_ids(pid):
+        with suppress(OSError):
+            if "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/task/{thread}/status").read_text():
+                return True
+    return False
 
 
 def _number(moment: Moment) -> int:
