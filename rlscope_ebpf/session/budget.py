@@ -39,6 +39,9 @@ class Budget:
         self._silent_hits = SilentHits(lambda probes: context.engine.silent_hits(probes), context.worth)
         self._stands_in = False  # whether samples tell what probes would have told
         self._spent: Spent | None = None
+        self._looked = (
+            False  # since the latest window: without a look between them costs would never be kept to the limit
+        )
         self._worked_ns = 0  # targets' time on a CPU since the first look
         self.is_new = bool(context.options.max_overhead)
         """Whether the next turns are short ones: until the targets have worked for a while."""
@@ -74,6 +77,7 @@ class Budget:
         decision = self._governor.decide(
             now_ns / 1e9, found.turn_s, found.whole, found.units, settled=settled, fixed=found.fixed
         )
+        self._looked = True
         self._carry_out(decision)
         context.notices += self._notices.tell(decision, now_ns / 1e9)
         for group in dict.fromkeys(unit.group for unit in decision.off):
@@ -94,12 +98,12 @@ class Budget:
         if trials is None:
             return
         if not trials.is_open:
-            if len(context.by_pid) <= MOST_TARGETS and trials.wants(now_s, self._governor.off):
+            if self._looked and len(context.by_pid) <= MOST_TARGETS and trials.wants(now_s, self._governor.off):
                 trials.begin(monotonic_ns() / 1e9, self._governor.off)
             return
         if not trials.turn(now_s):
             return
-        self._spent = None  # the governor compares nothing with what was before or within the window
+        self._spent, self._looked = None, False  # nothing is compared with what was before or within the window
         found = {group: cost.in_force for switched, cost in trials.costs().items() for group in STANDS_FOR[switched]}
         if found:
             context.costs.set_ratios(found, self._delivery.read_counters())
@@ -110,6 +114,7 @@ class Budget:
                     f"Hits of {switched.name.lower()} probes seemed to cost {cost.measured:.1f} times what they cost "
                     f"in a loop, which cannot be: {cost.in_force:.1f} times is charged."
                 )
+        self.turn()  # what is spent from now on is looked at in the next
 
     def forget(self, target: Target) -> None:
         """A process that has ended is one of the targets no more: the time that it took stays in the sums."""
