@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 import rlscope_ebpf
 from benchmarks.engines import loaded_engine
-from benchmarks.figures import Benchmark, Effort, Figure, Results
+from benchmarks.figures import Benchmark, Effort, Figure, Results, median_interval
 from benchmarks.machine import software, this_machine
 from benchmarks.processes import Attached, BenchmarkError, Target, need_profiler
 from rlscope_ebpf.calibration.in_passing import calibration_for
@@ -528,12 +528,8 @@ def interval(values: Sequence[float]) -> float:
 
     NaN for less than 6 values, of which no two do.
     """
-    ordered, count = sorted(values), len(values)
-    left, outside = -1, 0.0
-    while outside + math.comb(count, left + 1) / 2**count <= 0.025 and left + 1 < count / 2:
-        left += 1
-        outside += math.comb(count, left) / 2**count
-    return (ordered[count - 1 - left] - ordered[left]) / 2 if left >= 0 else math.nan
+    least, most = median_interval(values)
+    return (most - least) / 2
 
 
 def _cell(results: Results, key: str, digits: int) -> str:

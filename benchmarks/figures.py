@@ -5,6 +5,7 @@ Every promised figure comes out: with its samples, or as "not measured" and the 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,19 @@ class Benchmark:
     measure: Callable[[Results, Effort], None]
     remarks: tuple[str, ...] = field(default=())
     by_name_only: bool = False  # takes long: only run when asked for
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Two of the values, between which the median lies in 95 % of all cases or more, whatever their distribution.
+
+    NaN for less than 6 values, of which no two do.
+    """
+    ordered, count = sorted(values), len(values)
+    left, outside = -1, 0.0
+    while outside + math.comb(count, left + 1) / 2**count <= 0.025 and left + 1 < count / 2:
+        left += 1
+        outside += math.comb(count, left) / 2**count
+    return (ordered[left], ordered[count - 1 - left]) if left >= 0 else (math.nan, math.nan)
 
 
 def as_limit(value: float) -> str:
