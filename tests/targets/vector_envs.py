@@ -1,10 +1,10 @@
 """Vectorised simulators, each in a process of its own, which measure their own simulation time.
 
-    vector_envs.py subproc|async WORKERS STEPS
+    vector_envs.py subproc|ppo|async WORKERS STEPS
 
-SB3's SubprocVecEnv (forkserver) or Gymnasium's AsyncVectorEnv (fork). Each step is an operation "simulate" that takes
-about a millisecond. TRUTH: of each worker its pid, its simulation time in ns without and with the markers, and the
-number of steps.
+SB3's SubprocVecEnv (forkserver), alone or with PPO that learns, or Gymnasium's AsyncVectorEnv (fork). Each step is an
+operation "simulate" that takes about a millisecond. TRUTH: of each worker its pid, its simulation time in ns without
+and with the markers, and the number of steps.
 """
 
 from __future__ import annotations
@@ -57,12 +57,21 @@ def make() -> Simulator:
     return Simulator()
 
 
+def learn(vector: Any, steps: int) -> None:
+    """PPO, as many steps of all workers together."""
+    import torch
+    from stable_baselines3 import PPO
+
+    torch.set_num_threads(1)
+    PPO("MlpPolicy", vector, n_steps=50, batch_size=100, device="cpu").learn(steps)
+
+
 def main() -> None:
     """Make the workers once the profiler is there, let them work, and ask them."""
     kind, workers, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     print("READY", os.getpid(), flush=True)
     sys.stdin.readline()
-    if kind == "subproc":
+    if kind != "async":
         from stable_baselines3.common.vec_env import SubprocVecEnv
 
         vector: Any = SubprocVecEnv([make] * workers)
@@ -71,10 +80,13 @@ def main() -> None:
     vector.reset()
     print("WORKERS", flush=True)
     time.sleep(float(os.environ.get("SETTLE_S", "1")))
-    actions = np.zeros(workers, np.int64)
-    for _ in range(steps):
-        vector.step(actions)
-    told = vector.env_method("truth") if kind == "subproc" else vector.call("truth")
+    if kind == "ppo":
+        learn(vector, workers * steps)
+    else:
+        actions = np.zeros(workers, np.int64)
+        for _ in range(steps):
+            vector.step(actions)
+    told = vector.call("truth") if kind == "async" else vector.env_method("truth")
     vector.close()
     print("TRUTH", json.dumps({"workers": [list(each) for each in told]}), flush=True)
 
