@@ -15,7 +15,7 @@ from rlscope_ebpf.capture.privileges import confine_thread
 
 _ATTACHERS = 16
 
-RETURN_S = 0.05
+RETURN_S = 0.02
 """What is taken off stays for so long, in which most calls return that have begun."""
 
 
@@ -239,7 +239,7 @@ class Placement:
                         del exits[end]
             if gone:
                 links += self._take_off(pid, gone, apart)
-        self._closer.add(links, RETURN_S, then)
+        self._closer.add(links, RETURN_S if any(self._sees_returns(function) for function in wanted) else 0.0, then)
 
     def put_back(self, functions: Iterable[int]) -> None:
         """Set again what `take_off` took away."""
@@ -262,6 +262,9 @@ class Placement:
                     exits[end].functions.add(function)
             jobs |= _jobs(pid, probes)
         self._attach_all(jobs)
+
+    def _sees_returns(self, function: int) -> bool:
+        return self._probes[function].returns or bool(self._exits_of.get(function))
 
     def exits_of(self, function: int) -> Sequence[int]:
         """Ids of a function's exits."""

@@ -19,7 +19,7 @@ from rlscope_ebpf.session.sampling import SAMPLED_FOR
 from rlscope_ebpf.session.shedding import STANDS_IN, ShedNotices
 from rlscope_ebpf.session.spending import IN_PLACE, SilentHits, Spent, read_spent, shares
 from rlscope_ebpf.session.target import Target, monotonic_ns
-from rlscope_ebpf.session.trials import STANDS_FOR, Trials
+from rlscope_ebpf.session.trials import PART_OF_LIMIT, STANDS_FOR, Trials
 from rlscope_ebpf.session.worth import Unit
 
 MOST_TARGETS = 8
@@ -54,6 +54,7 @@ class Budget:
         if options.max_overhead and engine.method != "perf":  # whose probes take minutes to come and go
             limit = options.max_overhead / 100
             self._context.trials = Trials(limit, self._switch, lambda: not engine.probes_to_detach, now_ns / 1e9)
+            self._governor.reserved = PART_OF_LIMIT
 
     def turn(self) -> None:
         """Look what was taken since the last turn, and keep to the limit."""

@@ -77,6 +77,8 @@ class Governor:
     """Decides once a turn. `limit` is a share of the targets' time; 0: none."""
 
     limit: float
+    reserved: float = 0.0
+    """Of the limit, the part that is not given to probes: something else takes it."""
     share: float = 0.0
     """Share of the targets' time that is taken, averaged."""
     fixed: float = 0.0
@@ -151,7 +153,7 @@ class Governor:
 
     def _level(self, part: float) -> float:
         """So much of the limit; more where what no probe takes leaves too little of it to them."""
-        return max(part * self.limit, self.fixed + part * _LEFT * self.limit)
+        return max(part * (1 - self.reserved) * self.limit, self.fixed + part * _LEFT * self.limit)
 
     def _average(self, turn_s: float, share: float, units: Sequence[Unit], fixed: float) -> None:
         """Plain averages until there is enough for ones that forget."""

@@ -15,7 +15,7 @@ from rlscope_ebpf.session.context import Context
 from rlscope_ebpf.session.sampling import Sampler, cost_of_sample_ns, spent_on_samples_ns
 from rlscope_ebpf.session.target import Target
 
-ALONE_OF_LIMIT, BESIDE_OF_LIMIT = 0.5, 0.25
+ALONE_OF_LIMIT, BESIDE_OF_LIMIT = 0.5, 0.1
 """Part of the limit that samples may take where they tell everything, and where they stand in for probes: if they would
 take more, there are fewer of them."""
 

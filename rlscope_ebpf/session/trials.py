@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.capture.cookie import Group
+from rlscope_ebpf.capture.placement import RETURN_S
 from rlscope_ebpf.model.in_place import InPlaceCost
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.session.governor import Decision
-from rlscope_ebpf.session.in_place import Comparison, Stretch, add_up, total
+from rlscope_ebpf.session.in_place import PRIOR, Comparison, Stretch, add_up, total
 from rlscope_ebpf.session.worth import Unit
 
 WINDOW_S = 0.08
@@ -38,10 +39,10 @@ GUARD_S = 0.015
 LONGEST_FALL_S = 3.0
 """After so long the probes are taken for gone, whatever the kernel says."""
 
-PART_OF_LIMIT = 0.1
+PART_OF_LIMIT = 0.2
 """Of the limit, what windows may take of a session, in the long run."""
 
-AT_ONCE_S = 8.0
+AT_ONCE_S = 2.0
 """What they may take beforehand: as if the session had lasted so long at its whole limit."""
 
 _CERTAIN = 0.05
@@ -73,6 +74,18 @@ class _Class:
 
     comparison: Comparison
     latest_s: float = float("-inf")  # when its latest window ended
+    taken: float = 0.0  # of its latest window, the share that its hits took
+
+    @property
+    def _usual(self) -> float:
+        """How many times what a loop says a hit is likely to take."""
+        return PRIOR if self.comparison.cost is None else self.comparison.cost.in_force
+
+    def add_window(self, window: Stretch, in_force: float, window_s: float) -> None:
+        """A window of so many seconds in which hits were charged `in_force` times what a loop says."""
+        took_s = float(window.charged_ns.sum()) / 1e9 * self._usual / in_force
+        self.taken = min(took_s / window_s, 1.0)
+        self.comparison.add_on(window, in_force)
 
 
 class Trials:
@@ -92,7 +105,7 @@ class Trials:
         self._classes = {group: _Class(Comparison(group.name.lower())) for group in STANDS_FOR}
         self._state = _State.OFF
         self._since_s = begun_s
-        self._until_s = begun_s  # of a window
+        self._begun_on_s = self._until_s = begun_s  # of a window
         self._took_s = 0.0
         self._instances = 0
         self._now: tuple[Group, Sequence[Unit]] | None = None
@@ -153,15 +166,17 @@ class Trials:
             return False
         group, units = self._now
         if self._state is _State.RISING:
+            self._begun_on_s = self._since_s
             self._enter(_State.ON, now_s)
-            self._until_s = now_s + _window_s(units)
+            self._until_s = now_s + _window_s(self._taken(group, units))
         elif self._state is _State.ON and self._goes_on(now_s):
             self._until_s = now_s + WINDOW_S / 2
         elif self._state is _State.ON:
             self._carry_out(Decision(off=units))
-            self._classes[group].comparison.add_on(total(self._window), self._in_force)
+            window = self._classes[group]
+            window.add_window(total(self._window), self._in_force, now_s - self._since_s)
             self._window.clear()
-            self._took_s += _taken(units) * (now_s - self._since_s + GUARD_S)
+            self._took_s += window.taken * (now_s - self._begun_on_s + RETURN_S + GUARD_S)
             self._enter(_State.FALLING, now_s)
         elif self._settled() or now_s - self._since_s > LONGEST_FALL_S:
             self._classes[group].latest_s = now_s
@@ -190,8 +205,8 @@ class Trials:
         best: tuple[float, Group, Sequence[Unit]] | None = None
         for group, each in self._classes.items():
             units = [unit for unit in off if unit.group == group]
-            cost = _taken(units)
-            if cost <= 0 or self._took_s + cost * (_window_s(units) + 2 * GUARD_S) > allowed_s:
+            cost = self._taken(group, units)
+            if cost <= 0 or self._took_s + cost * (_window_s(cost) + RETURN_S + 2 * GUARD_S) > allowed_s:
                 continue
             known = each.comparison.cost
             doubt = known.error / max(abs(known.measured), 1e-3) if known else float("inf")
@@ -202,12 +217,15 @@ class Trials:
                 best = rank, group, units
         return None if best is None else (best[1], best[2])
 
+    def _taken(self, group: Group, units: Sequence[Unit]) -> float:
+        """Of the time in which these probes are set, the share that they take: 0 if there are none.
 
-def _taken(units: Sequence[Unit]) -> float:
-    """Of the time in which these probes are set, the share that they take."""
-    cost = sum(unit.cost for unit in units)  # relative to what is left to the target
-    return cost / (1 + cost)
+        As the governor saw it before it took them off, or as the latest window did, if that was more: they are taken
+        off in the first moments of a session, of which little is known.
+        """
+        cost = sum(unit.cost for unit in units)  # relative to what is left to the target
+        return max(cost / (1 + cost), self._classes[group].taken) if cost > 0 else 0.0
 
 
-def _window_s(units: Sequence[Unit]) -> float:
-    return max(SHORTEST_WINDOW_S, WINDOW_S * min(1.0, _FULL_LENGTH_SHARE / _taken(units)))
+def _window_s(taken: float) -> float:
+    return max(SHORTEST_WINDOW_S, WINDOW_S * min(1.0, _FULL_LENGTH_SHARE / taken))
