@@ -52,7 +52,7 @@ def test_beats_are_not_part_of_the_work() -> None:
     metronome.chunk()  # too few beats to tell the speed: goes on
     assert len(metronome.chunks) == 3
     for work_s, beat_s, _ in metronome.chunks:
-        assert 0 < beat_s
+        assert beat_s > 0
         assert work_s < 50 * beat_s
     metronome.restart()
     assert not metronome.chunks
