@@ -152,6 +152,7 @@ class LiveModel:
                 exit_status=process.info.exit_status,
                 gpu_ns=process.gpu_ns,
                 phase_times=process.phase_times,
+                namespace_pids=process.info.namespace_pids,
             )
             for process in self._totals.processes()
         )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.gpu import GPU_DTYPE
+from rlscope_ebpf.model.pids import pid_pair, pid_text
 
 INTERVAL_DTYPE = np.dtype(
     [
@@ -99,7 +100,12 @@ class ProcessInfo:
     @property
     def pid_text(self) -> str:
         """ "4711", or "4711 (1 in its container)"."""
-        return f"{self.pid} ({self.namespace_pids[-1]} in its container)" if self.namespace_pids else str(self.pid)
+        return pid_text(self.pid, self.namespace_pids)
+
+    @property
+    def pid_pair(self) -> str:
+        """ "4711", or "4711 (1)"."""
+        return pid_pair(self.pid, self.namespace_pids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,9 @@ def shared(breakdown: Breakdown, share: Share) -> Iterator[RenderableType]:
     """What several processes made of each GPU, and what its driver reports: nothing where only one process uses any."""
     if not is_shared(breakdown):
         return
-    names = {process.total.info.pid: _name(process) for process in breakdown.processes}
+    names = {
+        process.total.info.pid: f"{_name(process)} {process.total.info.pid_pair}" for process in breakdown.processes
+    }
     found = new_table()
     found.add_column("GPU", no_wrap=True, overflow="ellipsis", min_width=12)
     reports = any(gpu.reported is not None for gpu in breakdown.gpus)
@@ -147,7 +149,7 @@ def shared(breakdown: Breakdown, share: Share) -> Iterator[RenderableType]:
         rows: list[tuple[str, DeviceTotal | GpuTotal, float | None]] = [
             (f"device {gpu.index}{f', {name}' if name else ''}", gpu, gpu.reported)
         ]
-        rows += [(f"  {names.get(device.pid, '')} {device.pid}", device, device.reported_own) for device in gpu.devices]
+        rows += [(f"  {names.get(device.pid, device.pid)}", device, device.reported_own) for device in gpu.devices]
         for label, used, reported in rows:
             busy = share(min(1.0, used.busy_ns / span_ns)) if span_ns else NOTHING
             said = (_reported(reported),) if reports else ()

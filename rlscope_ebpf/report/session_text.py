@@ -13,6 +13,7 @@ from rlscope_ebpf.analysis.processes import Placed, Sums, by_phase, summed, tree
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import DEFAULT_PHASE, Category
 from rlscope_ebpf.model.overlap import OverlapTotal
+from rlscope_ebpf.model.pids import pid_title
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
 
 MAX_PROCESSES = 100
@@ -85,8 +86,9 @@ def _tree(breakdown: Breakdown, width: int, share: Share) -> Iterator[Renderable
     table = new_table(gap=2 if wide else 1)
     table.add_column("PROCESSES", no_wrap=True, overflow="ellipsis", min_width=12)
     gpu = bool(overlap.gpu_ns)
-    for title in ("PID", "FROM", "LASTED", "THREADS", "ON CPU", *(("GPU",) if gpu else ())) if wide else (
-        "PID", "FROM", "LASTED", "ON CPU", *(("GPU",) if gpu else ()),
+    pid = pid_title(process.total.info.namespace_pids for process in breakdown.processes)
+    for title in (pid, "FROM", "LASTED", "THREADS", "ON CPU", *(("GPU",) if gpu else ())) if wide else (
+        pid.replace(" ", "\n"), "FROM", "LASTED", "ON CPU", *(("GPU",) if gpu else ()),
     ):  # fmt: skip
         add_figures(table, title)
     table.add_column("END", no_wrap=True)
@@ -105,7 +107,7 @@ def _tree(breakdown: Breakdown, width: int, share: Share) -> Iterator[Renderable
             used.append(share(min(1.0, gpu_ns / took)) if took and gpu_ns else NOTHING)
         table.add_row(
             Text.assemble((_guide(each), "dim"), fmt.printable(process.total.name)),
-            str(info.pid),
+            info.pid_pair,
             fmt.clock(info.start_ns - breakdown.info.start_ns),
             fmt.duration(took),
             *((str(process.total.threads),) if wide else ()),

@@ -120,7 +120,7 @@ def _report(breakdown: Breakdown, width: int, source: str) -> Iterator[Renderabl
         yield from gpu_text.copies(process)
         yield from gpu_text.devices(process, share, alone=not gpu_text.is_shared(breakdown))
     if empty:
-        names = ", ".join(f"{fmt.printable(process.total.name)} {process.total.info.pid}" for process in empty)
+        names = ", ".join(f"{fmt.printable(process.total.name)} {process.total.info.pid_pair}" for process in empty)
         yield Text()
         yield Text(f"Of {fmt.plural_exact(len(empty), 'process', 'processes')} nothing was recorded: {names}.", "dim")
     if not breakdown.processes:

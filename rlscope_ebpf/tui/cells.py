@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from textual import events
 
-from rlscope_ebpf.live.snapshot import Snapshot
+from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
+from rlscope_ebpf.model.pids import pid_title
 from rlscope_ebpf.tui.bars import meter
+from rlscope_ebpf.tui.columns import Column
 from rlscope_ebpf.tui.figures import OperationTable, View
 from rlscope_ebpf.tui.spans import Line, Span, cut
 from rlscope_ebpf.tui.table import Cell, Table
@@ -71,6 +73,13 @@ def named(guide: str, name: str, role: str = "strong") -> Callable[[int], Line]:
 def meter_cell(fraction: float) -> Callable[[int], Line]:
     """A meter as wide as its column."""
     return lambda width: meter(fraction, width)
+
+
+def pid_column(processes: Sequence[ProcessRow], drop: int = 0) -> Column:
+    """The column of pids: wider where some of the processes have another number in their container."""
+    title = pid_title(process.namespace_pids for process in processes)
+    longest = max((len(process.pid_pair) for process in processes), default=0)
+    return Column("pid", title, max(7, len(f"{title} ▲"), longest), drop=drop)
 
 
 def mean_count(value: float) -> str:

@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from rlscope_ebpf.live.snapshot import Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.model.pids import PAIR_TITLE
 from rlscope_ebpf.tui.bars import FILLS
 from rlscope_ebpf.tui.spans import Line, Span
 from rlscope_ebpf.tui.table import Lines
@@ -45,6 +46,7 @@ _WORDS = {
     "≈": "told by samples, not by probes; the line of the chosen operation says by how many points it may be off",
     "CPU, GPU of processes": "time that its threads ran, and that a GPU worked for it, of the time for which it is "
     "known; ▸ stands for all that is folded into it",
+    PAIR_TITLE: "the number of a process here, and the one that it has in its container",
     "SINCE": "profiling of the process began so long after the session did",
     "Timeline": "what most of a moment's busy time was: running, waiting for a CPU, or in a call of a library; several "
     "rows of one process are a stack. ▄ busy for less than half of it, ╌ not at all. [ it came, ] it ended",

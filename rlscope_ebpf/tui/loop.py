@@ -77,7 +77,7 @@ def remaining_ns(process: ProcessRow, latest: Latest | None) -> float | None:
 
 def progress_line(process: ProcessRow, latest: Latest | None, several: bool) -> Line:
     """Who, how far, how fast, how long still."""
-    line: Line = [Span(f"{fmt.printable(process.name)} {process.pid}  ", "strong")] if several else []
+    line: Line = [Span(f"{fmt.printable(process.name)} {process.pid_pair}  ", "strong")] if several else []
     line += [Span("step ", "dim"), Span(f"{process.step:,}", "text")]
     if process.total_steps:
         share = process.step / process.total_steps

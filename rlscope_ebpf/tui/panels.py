@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.figures import ACTIVITIES, by_activity
+from rlscope_ebpf.model.pids import pair_of
 from rlscope_ebpf.tui.bars import meter, stacked_bar
-from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, arrow, figure, mean_count, meter_cell, named, share
+from rlscope_ebpf.tui.cells import (
+    NOTHING,
+    Cells,
+    FiguresPanel,
+    arrow,
+    figure,
+    mean_count,
+    meter_cell,
+    named,
+    pid_column,
+    share,
+)
 from rlscope_ebpf.tui.columns import OPTIONAL, Column
 from rlscope_ebpf.tui.figures import (
     OperationLine,
@@ -205,16 +217,19 @@ class CallsPanel(FiguresPanel):
 
     def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures."""
+        pids = _inner_pids(snapshot)
         calls = call_lines(snapshot.cuda_calls, view)
         kernels = call_lines(snapshot.gpu_kernels, view) if self.with_gpu else ()
-        rows = _call_rows("call", calls)
+        rows = _call_rows("call", calls, pids)
         if kernels:
             rows += [Row(text=[]), Row(text=[Span("GPU KERNEL", "heading")])] if rows else []
-            rows += _call_rows("kernel", kernels)
+            rows += _call_rows("kernel", kernels, pids)
         if not rows:
             rows = [Row(text=[]), *(Row(text=[Span(text, "dim")]) for text in self._nothing())]
         several = len({row.pid for row in (*calls, *kernels)}) > 1
-        self.show(_call_columns("CUDA CALL", several), rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
+        self.show(
+            _call_columns("CUDA CALL", snapshot, several), rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view)
+        )
 
     @staticmethod
     def _nothing() -> tuple[str, ...]:
@@ -229,23 +244,32 @@ class GpuPanel(FiguresPanel):
         kernels = call_lines(snapshot.gpu_kernels, view)
         copies = [copy for copy in snapshot.gpu_copies if view.takes_pid(copy.pid)]
         devices = [device for device in snapshot.gpu_devices if view.takes_pid(device.pid)]
-        pids = {*(row.pid for row in kernels), *(copy.pid for copy in copies), *(device.pid for device in devices)}
-        rows = _call_rows("kernel", kernels)
+        users = {*(row.pid for row in kernels), *(copy.pid for copy in copies), *(device.pid for device in devices)}
+        pids = _inner_pids(snapshot)
+        rows = _call_rows("kernel", kernels, pids)
         total = sum(copy.total_ns for copy in copies)
         for title, found in (
-            ("GPU COPY", [_copy_row(copy, total) for copy in copies]),
+            ("GPU COPY", [_copy_row(copy, total, pids) for copy in copies]),
             ("GPU BUSY", [_device_row(device, snapshot) for device in devices]),
         ):
             if found:
                 rows += [Row(text=[]), Row(text=[Span(title, "heading")]), *found]
-        columns = _call_columns("GPU KERNEL", len(pids) > 1)
+        columns = _call_columns("GPU KERNEL", snapshot, len(users) > 1)
         self.show(columns, rows, sorted_by=_SORTED_COLUMN[view.sort], mark=_mark(view))
 
 
-def _call_columns(title: str, several: bool) -> list[Column]:
+_Pids = Mapping[int, tuple[int, ...]]
+
+
+def _inner_pids(snapshot: Snapshot) -> _Pids:
+    """The numbers that processes have in their containers."""
+    return {process.pid: process.namespace_pids for process in snapshot.processes if process.namespace_pids}
+
+
+def _call_columns(title: str, snapshot: Snapshot, several: bool) -> list[Column]:
     return [
         Column("name", title, 18, right=False, grow=3, limit=60),
-        *([Column("pid", "PID", 7, drop=3)] if several else []),
+        *([pid_column(snapshot.processes, drop=3)] if several else []),
         Column("bar", "", 10, right=False, grow=2, drop=OPTIONAL, limit=40),
         Column("share", "SHARE", 7),
         Column("wall", "TOTAL", 8),
@@ -256,14 +280,14 @@ def _call_columns(title: str, several: bool) -> list[Column]:
     ]
 
 
-def _call_rows(kind: str, calls: Sequence[CallRow]) -> list[Row]:
+def _call_rows(kind: str, calls: Sequence[CallRow], pids: _Pids) -> list[Row]:
     total = sum(call.total_ns for call in calls)
     return [
         Row(
             (kind, call.pid, call.name),
             {
                 "name": named("", fmt.printable(fmt.kernel(call.name) if kind == "kernel" else call.name)),
-                "pid": [Span(str(call.pid), "dim")],
+                "pid": [Span(pair_of(call.pid, pids), "dim")],
                 "bar": meter_cell(share(call.total_ns, total)),
                 "share": figure(fmt.percent(share(call.total_ns, total))),
                 "wall": figure(fmt.duration(call.total_ns)),
@@ -277,12 +301,12 @@ def _call_rows(kind: str, calls: Sequence[CallRow]) -> list[Row]:
     ]
 
 
-def _copy_row(copy: CopyRow, total_ns: int) -> Row:
+def _copy_row(copy: CopyRow, total_ns: int, pids: _Pids) -> Row:
     return Row(
         ("copy", copy.pid, copy.direction),
         {
             "name": [Span(fmt.direction(copy.direction), "strong"), Span(f"  {fmt.size(copy.bytes)}", "dim")],
-            "pid": [Span(str(copy.pid), "dim")],
+            "pid": [Span(pair_of(copy.pid, pids), "dim")],
             "bar": meter_cell(share(copy.total_ns, total_ns)),
             "share": figure(fmt.percent(share(copy.total_ns, total_ns))),
             "wall": figure(fmt.duration(copy.total_ns)),
@@ -301,7 +325,7 @@ def _device_row(device: DeviceRow, snapshot: Snapshot) -> Row:
         ("device", device.pid, device.index),
         {
             "name": [Span(f"device {device.index}", "strong"), *reported],
-            "pid": [Span(str(device.pid), "dim")],
+            "pid": [Span(process.pid_pair if process else str(device.pid), "dim")],
             "bar": meter_cell(part),
             "share": figure(fmt.percent(part)),
             "wall": figure(fmt.duration(device.busy_ns)),

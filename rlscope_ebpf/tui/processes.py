@@ -12,7 +12,7 @@ from textual.message import Message
 from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import Timeline
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, SizedPanel, figure, share
+from rlscope_ebpf.tui.cells import NOTHING, Cells, FiguresPanel, SizedPanel, figure, pid_column, share
 from rlscope_ebpf.tui.columns import OPTIONAL, Column
 from rlscope_ebpf.tui.figures import OperationTable, ProcessSort, View
 from rlscope_ebpf.tui.lanes import Grid, Lane, drawn, gpu_row, grid, lane, scale
@@ -115,7 +115,7 @@ class ProcessesPanel(ProcessRows):
         gpu = any(process.gpu_ns for process in snapshot.processes)
         columns = [
             Column("name", "PROCESS", 13, right=False, grow=2, limit=44),
-            Column("pid", "PID", 7),
+            pid_column(snapshot.processes),
             Column("state", "STATE", 8, right=False, drop=1),
             Column("cpu", "CPU", 7),
             *([Column("gpu", "GPU", 7)] if gpu else []),
@@ -145,7 +145,7 @@ class ProcessesPanel(ProcessRows):
         ink = "text" if line.matches else "dim"
         return {
             "name": _name(line, view),
-            "pid": [Span(str(process.pid), ink)],
+            "pid": [Span(process.pid_pair, ink)],
             "state": _state(process),
             "cpu": figure(fmt.percent(line.cpu_share), ink),
             "gpu": figure(fmt.percent(line.gpu_share), ink) if line.gpu_ns else NOTHING,
@@ -191,7 +191,7 @@ class TimelinePanel(SizedPanel, ProcessRows):
         cell_ns = view.cell_buckets * timeline.bucket_ns
         columns = [
             Column("name", "PROCESS", 14, right=False, grow=1, limit=26),
-            Column("pid", "PID", 7, drop=2),
+            pid_column(snapshot.processes, drop=2),
             Column("lane", "", 20, right=False, grow=12, limit=timeline.buckets // view.cell_buckets + 1 or 20,
                    scale=lambda width: scale(width, cell_ns)),
         ]  # fmt: skip
@@ -202,7 +202,7 @@ class TimelinePanel(SizedPanel, ProcessRows):
             for row in range(height):
                 cells: Cells = {"lane": picture.row(row)}
                 if row == 0:
-                    cells |= {"name": _name(line, view), "pid": [Span(str(line.row.pid), "dim")]}
+                    cells |= {"name": _name(line, view), "pid": [Span(line.row.pid_pair, "dim")]}
                 rows.append(Row(line.row.pid if row == 0 else None, cells))
             if line.gpu_ns:
                 label: Line = [Span(" " * len(line.guide), "faint"), Span("  GPU", "dim")]

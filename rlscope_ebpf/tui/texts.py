@@ -57,7 +57,7 @@ def header(
     clock: Line = [Span(fmt.clock(snapshot.elapsed_ns), "strong"), Span("  "), state]
     who: Line = [Span(title, "key"), Span("  ")]
     if process is not None:
-        who += [Span(fmt.printable(process.name), "strong"), Span(f"  pid {process.pid}", "text")]
+        who += [Span(fmt.printable(process.name), "strong"), Span(f"  pid {process.pid_text}", "text")]
     others = (len(snapshot.processes) if view.pids is None else len(view.pids)) - 1
     if others > 0:
         who.append(Span(f"  and {fmt.plural(others, 'more process', 'more processes')}", "dim"))
@@ -188,8 +188,11 @@ def _processes_shown(snapshot: Snapshot | None, view: View) -> Line:
     rows = snapshot.processes if snapshot else ()
     if len(view.pids) > 1:
         return [Span("processes ", "dim"), Span(f"{len(view.pids)} of {len(rows)}", "key")]
-    name = next((f" {fmt.printable(process.name)}" for process in rows if process.pid in view.pids), "")
-    return [Span("process ", "dim"), Span(f"{min(view.pids)}{cut(name, 20)}", "key")]
+    process = next((process for process in rows if process.pid in view.pids), None)
+    if process is None:
+        return [Span("process ", "dim"), Span(f"{min(view.pids)}", "key")]
+    name = cut(f" {fmt.printable(process.name)}", 20)
+    return [Span("process ", "dim"), Span(f"{process.pid_pair}{name}", "key")]
 
 
 def _correction(snapshot: Snapshot | None, view: View) -> str:

@@ -130,7 +130,7 @@ def _nodes(snapshot: Snapshot, view: View) -> list[_Node]:
                 continue
             seen.add(pid)
             own = (wall.get(pid, 0), cpu.get(pid, 0), process.gpu_ns)
-            matches = wanted in f"{process.name} {pid} {' '.join(process.command)}".casefold()
+            matches = wanted in f"{process.name} {process.pid_pair} {' '.join(process.command)}".casefold()
             kept = matches and (process.alive or not view.hide_ended)
             node = _Node(process, parent, [], matches, kept, own, own, [pid])
             nodes.append(node)

@@ -265,3 +265,19 @@ def test_gpu_activity_reaches_the_snapshot() -> None:
     assert sum(row.gpu_ns for row in inference) == runs * 4 * samples.MS
     assert sum(row.gpu_activities for row in inference) == sum(row.queued for row in inference) == 3 * runs
     assert all(sum(row.resources_ns.values()) == row.wall_ns for row in snapshot.operations)
+
+
+def test_the_number_in_the_container_reaches_the_snapshot() -> None:
+    model = started()
+    model.batch(
+        Batch(
+            samples.INFO.start_ns + SECOND,
+            definitions=[
+                ProcessInfo(100, 1, "python3", ("python3",), samples.INFO.start_ns, namespace_pids=(40, 7)),
+                ProcessInfo(101, 1, "python3", ("python3",), samples.INFO.start_ns),
+            ],
+        )
+    )
+    first, second = model.snapshot().processes
+    assert (first.namespace_pids, first.pid_text, first.pid_pair) == ((40, 7), "100 (7 in its container)", "100 (7)")
+    assert (second.namespace_pids, second.pid_text, second.pid_pair) == ((), "101", "101")

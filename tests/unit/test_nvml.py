@@ -205,7 +205,7 @@ def test_several_processes_on_one_gpu_are_a_table_and_a_sentence() -> None:
     rows = trace.tables["gpu"].copy()
     rows["pid"] = 101
     trace.tables["gpu"] = np.concatenate([trace.tables["gpu"], rows])
-    trace.define(ProcessInfo(101, 100, "worker", ("worker",), samples.START_NS))
+    trace.define(ProcessInfo(101, 100, "worker", ("worker",), samples.START_NS, namespace_pids=(8,)))
     for number, pid in enumerate((100, 101), 1):
         until_ns = samples.START_NS + 10**10
         trace.define(
@@ -221,6 +221,7 @@ def test_several_processes_on_one_gpu_are_a_table_and_a_sentence() -> None:
     assert (said["uuid"], said["processes"], said["reported_utilization"]) == ("GPU-1", [100, 101], 0.97)
     shown = text.report_text(value, 60)
     assert "REALLY" in shown
-    assert "worker 101" in shown
+    assert "  worker 101 (8) " in shown  # in the table of GPUs
+    assert "PID (INSIDE)" in text.report_text(value, 160)
     assert "of 2 processes ran there for" in " ".join(shown.split())
     assert "this process's work ran there" not in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tui_fakes as fakes
 from test_tui import LARGE, SMALL, names, show, shown, text_of, until
 
-from rlscope_ebpf.live.snapshot import ProcessRow
+from rlscope_ebpf.live.snapshot import CopyRow, DeviceRow, ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import BUCKET_NS, Timeline
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.tui.figures import ProcessSort, View, operation_table
@@ -282,6 +283,45 @@ async def test_one_several_or_all() -> None:
         assert app.view.pids == {4250}
         await pilot.press(*["shift+tab"] * 4)
         assert names(app) == ["rollout", "simulation"]
+
+
+def in_containers() -> Snapshot:
+    """A trainer that is process 1 of its container, a worker that is process 23 of it, and one of the host."""
+    trainer, worker = replace(fakes.TRAINER, namespace_pids=(77, 1)), replace(fakes.WORKER, namespace_pids=(99, 23))
+    copies = tuple(CopyRow(pid, "device_to_host", 4, MS, 1 << 20) for pid in (trainer.pid, worker.pid))
+    devices = tuple(DeviceRow(pid, 0, 2 * S) for pid in (trainer.pid, worker.pid))
+    rows = tuple(replace(row, steps=5, step=5) for row in (trainer, worker, fakes.GONE))
+    return replace(fakes.several(), processes=rows, gpu_copies=copies, gpu_devices=devices)
+
+
+async def test_pids_are_shown_as_the_host_and_as_the_container_has_them() -> None:
+    pairs = ("4242 (1)", "4250 (23)")
+    async with shown(fakes.FakeSource(in_containers()), (100, 40)) as (app, pilot):
+        assert "pid 4242 (1 in its container)" in text_of(app, "#header")
+        await pilot.press("z", "tab", "tab")
+        for panel in ("calls", "gpu", "processes", "timeline", "iterations"):
+            await until(pilot, lambda panel=panel: app.active_panel == panel)
+            lines = text_of(app, f"#{panel}").splitlines()
+            assert panel == "iterations" or "PID (INSIDE)" in lines[0]
+            wanted = pairs if panel == "calls" else (*pairs, *pairs) if panel == "gpu" else (*pairs, "4251")
+            told = [pid for line in lines for pid in (*pairs, "4251") if pid in line]
+            assert Counter(told) >= Counter(wanted), panel
+            assert not any("4251 (" in line for line in lines)
+            await pilot.press("tab")
+
+
+async def test_one_process_of_a_container() -> None:
+    async with shown(fakes.FakeSource(in_containers()), LARGE) as (app, pilot):
+        await pilot.press("P", "P")
+        assert app.view.pids == {4250}
+        assert "pid 4250 (23 in its container)" in text_of(app, "#header")
+        assert "process 4250 (23) worker-0" in text_of(app, "#choices")
+
+
+def test_the_filter_finds_both_numbers() -> None:
+    assert [line.row.pid for line in process_lines(in_containers(), View(process_filter="(23)")) if line.matches] == [
+        4250
+    ]
 
 
 async def test_the_last_mark_taken_away_shows_all() -> None:
