@@ -8,7 +8,7 @@ from collections import deque
 from rlscope_ebpf.live.latest import LatestReports
 from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, GpuRow, OperationRow, ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import TimelineTotals
-from rlscope_ebpf.model.figures import GpuTotal, OperationTotal
+from rlscope_ebpf.model.figures import DeviceTotal, GpuTotal, OperationTotal
 from rlscope_ebpf.model.session import SessionEnd, SessionInfo
 from rlscope_ebpf.model.tables import Batch
 from rlscope_ebpf.model.totals import Totals
@@ -98,19 +98,7 @@ class LiveModel:
                     CopyRow(copy.pid, copy.direction, copy.count, copy.total_ns, copy.bytes)
                     for copy in totals.gpu_copies()
                 ),
-                gpu_devices=tuple(
-                    DeviceRow(
-                        device.pid,
-                        device.index,
-                        device.busy_ns,
-                        device.reported,
-                        device.reported_own,
-                        device.asked_ns,
-                        device.kernels,
-                        device.pause_ns,
-                    )
-                    for device in totals.gpu_devices()
-                ),
+                gpu_devices=tuple(map(_device_row, totals.gpu_devices())),
                 gpus=tuple(map(_gpu_row, totals.gpus())),
                 processes=self._process_rows(),
                 iterations=tuple(totals.iterations()),
@@ -158,6 +146,19 @@ class LiveModel:
         )
 
 
+def _device_row(device: DeviceTotal) -> DeviceRow:
+    return DeviceRow(
+        device.pid,
+        device.index,
+        device.busy_ns,
+        device.reported,
+        device.reported_own,
+        device.asked_ns,
+        device.kernels,
+        device.pause_ns,
+    )
+
+
 def _gpu_row(gpu: GpuTotal) -> GpuRow:
     return GpuRow(
         index=gpu.index,
@@ -167,7 +168,7 @@ def _gpu_row(gpu: GpuTotal) -> GpuRow:
         pause_ns=gpu.pause_ns,
         reported=gpu.reported,
         asked_ns=gpu.asked_ns,
-        pids=tuple(device.pid for device in gpu.devices),
+        devices=tuple(map(_device_row, gpu.devices)),
     )
 
 

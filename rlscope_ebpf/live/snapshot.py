@@ -100,7 +100,7 @@ class GpuRow:
     pause_ns: int
     reported: float | None
     asked_ns: int
-    pids: tuple[int, ...]
+    devices: tuple[DeviceRow, ...]  # as each process uses it
 
 
 @dataclass(frozen=True, slots=True)

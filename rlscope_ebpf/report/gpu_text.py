@@ -10,10 +10,8 @@ from rich.text import Text
 from rlscope_ebpf.analysis.breakdown import Breakdown, Phase, Process
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.figures import DeviceTotal, GpuTotal
+from rlscope_ebpf.model.gpu_words import disagreement, shared_disagreement
 from rlscope_ebpf.report.tables import NOTHING, WIDE, add_figures, new_table
-
-MUCH = 0.2
-"""With more than this between what NVML reports and what was measured (0 to 1), a sentence says why."""
 
 MAX_KERNELS = 20
 """Kernels shown per process."""
@@ -173,40 +171,3 @@ def _name(process: Process) -> str:
 
 def _reported(share: float | None) -> str:
     return NOTHING if share is None else fmt.percent(share)
-
-
-def shared_disagreement(gpu: GpuTotal) -> str:
-    """The same as `disagreement` of a GPU that several processes use."""
-    if gpu.reported is None or not gpu.asked_ns:
-        return ""
-    busy = min(1.0, gpu.busy_ns / gpu.asked_ns)
-    if abs(gpu.reported - busy) < MUCH:
-        return ""
-    whose, each = "the profiled process", ""
-    if len(gpu.devices) > 1:
-        most = min(1.0, max(device.busy_ns for device in gpu.devices) / gpu.asked_ns)
-        whose = f"{len(gpu.devices)} processes"
-        each = f", of each one for {fmt.percent(most)} at most"
-    text = (
-        f"NVML (nvidia-smi) reported device {gpu.index} to be busy for {fmt.percent(gpu.reported)} of "
-        f"{fmt.duration(gpu.asked_ns)}; work of {whose} ran there for {fmt.percent(busy)} of it{each}."
-    )
-    return f"{text} {_WHOLE_PERIODS if gpu.reported > busy else _SHORT_LOOKS}"
-
-
-_WHOLE_PERIODS = "NVML counts a whole period in which anything ran, however short, and other processes' work, too."
-_SHORT_LOOKS = "NVML's figure is a mean of short looks, and late."
-
-
-def disagreement(device: DeviceTotal) -> str:
-    """What to make of it if NVML reports a GPU to be much busier, or less busy, than it worked; otherwise empty."""
-    if device.reported is None or not device.asked_ns:
-        return ""
-    busy = device.busy_ns / device.asked_ns
-    if abs(device.reported - busy) < MUCH:
-        return ""
-    text = (
-        f"NVML (nvidia-smi) reported device {device.index} to be busy for {fmt.percent(device.reported)} of "
-        f"{fmt.duration(device.asked_ns)}; this process's work ran there for {fmt.percent(busy)} of it."
-    )
-    return f"{text} {_WHOLE_PERIODS if device.reported > busy else _SHORT_LOOKS}"

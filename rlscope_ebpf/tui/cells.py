@@ -8,7 +8,7 @@ from textual import events
 
 from rlscope_ebpf.live.snapshot import ProcessRow, Snapshot
 from rlscope_ebpf.model import format as fmt
-from rlscope_ebpf.model.pids import pid_title
+from rlscope_ebpf.model.pids import PAIR_TITLE, pid_title
 from rlscope_ebpf.tui.bars import meter
 from rlscope_ebpf.tui.columns import Column
 from rlscope_ebpf.tui.figures import OperationTable, View
@@ -79,6 +79,8 @@ def pid_column(processes: Sequence[ProcessRow], drop: int = 0) -> Column:
     """The column of pids: wider where some of the processes have another number in their container."""
     title = pid_title(process.namespace_pids for process in processes)
     longest = max((len(process.pid_pair) for process in processes), default=0)
+    if title == PAIR_TITLE:
+        drop = min(drop, 1)  # the wider column shall not be the first to go
     return Column("pid", title, max(7, len(f"{title} ▲"), longest), drop=drop)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, Snapshot
+from rlscope_ebpf.live.snapshot import CallRow, CopyRow, DeviceRow, GpuRow, Snapshot
 from rlscope_ebpf.model import format as fmt
 from rlscope_ebpf.model.categories import Category
 from rlscope_ebpf.model.figures import ACTIVITIES, by_activity
+from rlscope_ebpf.model.gpu_words import disagreement, shared_disagreement
 from rlscope_ebpf.model.pids import pair_of
 from rlscope_ebpf.tui.bars import meter, stacked_bar
 from rlscope_ebpf.tui.cells import (
     NOTHING,
     Cells,
     FiguresPanel,
+    SizedPanel,
     arrow,
     figure,
     mean_count,
@@ -32,7 +34,8 @@ from rlscope_ebpf.tui.figures import (
     call_lines,
     transition_lines,
 )
-from rlscope_ebpf.tui.spans import Line, Span
+from rlscope_ebpf.tui.help import wrapped
+from rlscope_ebpf.tui.spans import Line, Span, cut
 from rlscope_ebpf.tui.table import Cell, Row, Table
 
 _SORTED_COLUMN = {SortKey.WALL: "wall", SortKey.COUNT: "count", SortKey.MEAN: "mean", SortKey.NAME: "name"}
@@ -236,10 +239,10 @@ class CallsPanel(FiguresPanel):
         return ("No CUDA call so far.", "Calls are counted once the process has loaded libcuda or libcudart.")
 
 
-class GpuPanel(FiguresPanel):
+class GpuPanel(SizedPanel):
     """What ran on the GPU: kernels, copies, and how busy each device was."""
 
-    def fill(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
+    def fill_sized(self, snapshot: Snapshot, view: View, table: OperationTable) -> None:
         """Show the figures."""
         kernels = call_lines(snapshot.gpu_kernels, view)
         copies = [copy for copy in snapshot.gpu_copies if view.takes_pid(copy.pid)]
@@ -250,7 +253,7 @@ class GpuPanel(FiguresPanel):
         total = sum(copy.total_ns for copy in copies)
         for title, found in (
             ("GPU COPY", [_copy_row(copy, total, pids) for copy in copies]),
-            ("GPU BUSY", [_device_row(device, snapshot) for device in devices]),
+            ("GPU BUSY", _device_rows(snapshot, view, max(20, self.scrollable_content_region.width - 2))),
         ):
             if found:
                 rows += [Row(text=[]), Row(text=[Span(title, "heading")]), *found]
@@ -316,18 +319,83 @@ def _copy_row(copy: CopyRow, total_ns: int, pids: _Pids) -> Row:
     )
 
 
+def _device_rows(snapshot: Snapshot, view: View, room: int) -> list[Row]:
+    """How busy each GPU was that the chosen processes use, beside what its driver reports; a sentence if they differ.
+
+    One that several processes use has a row for all of them together, and below it one of each chosen process.
+    """
+    alone = len({device.pid for device in snapshot.gpu_devices}) < 2
+    rows: list[Row] = []
+    sentences: list[str] = []
+    grouped: set[tuple[int, int]] = set()
+    for gpu in snapshot.gpus:
+        chosen = [device for device in gpu.devices if view.takes_pid(device.pid)]
+        if not chosen:
+            continue
+        grouped.update((device.pid, device.index) for device in gpu.devices)
+        if len(gpu.devices) > 1:
+            span_ns = gpu.asked_ns or snapshot.elapsed_ns
+            rows.append(_gpu_row(gpu, span_ns))
+            rows += [_user_row(device, snapshot, span_ns) for device in chosen]
+        else:
+            rows.append(_device_row(chosen[0], snapshot))
+        sentences.append(disagreement(chosen[0]) if alone else shared_disagreement(gpu))
+    others = [each for each in snapshot.gpu_devices if (each.pid, each.index) not in grouped]
+    rows += [_device_row(device, snapshot) for device in others if view.takes_pid(device.pid)]
+    lines = wrapped([[Span(sentence, "text")] for sentence in sentences if sentence], room)
+    return rows + [Row(text=line) for line in lines]
+
+
+def _reported(share_of_time: float | None) -> str:
+    return "" if share_of_time is None else f" NVML {fmt.percent(share_of_time)}"
+
+
+def _gpu_row(gpu: GpuRow, span_ns: int) -> Row:
+    """A GPU as all that use it do, of the time for which its driver was asked."""
+    name = f"  {fmt.printable(gpu.name)}" if gpu.name else ""
+    return Row(
+        ("gpu", gpu.index, *((device.pid, device.index) for device in gpu.devices)),
+        {
+            "name": [Span(f"device {gpu.index}", "strong"), Span(f"{_reported(gpu.reported)}{name}", "dim")],
+            "pid": [Span("all", "dim")],
+            **_busy_cells(min(1.0, share(gpu.busy_ns, span_ns)), gpu.busy_ns),
+        },
+    )
+
+
+def _user_row(device: DeviceRow, snapshot: Snapshot, span_ns: int) -> Row:
+    """One of several that use a GPU, with what the driver reports of its work alone."""
+    process = next((process for process in snapshot.processes if process.pid == device.pid), None)
+    name = fmt.printable(process.name) if process else f"device {device.index}"
+    said = _reported(device.reported_own)
+
+    def named_user(width: int) -> Line:
+        return [Span(f"  {cut(name, max(0, width - len(said) - 2))}", "text"), Span(said, "dim")]
+
+    return Row(
+        ("device", device.pid, device.index),
+        {
+            "name": named_user,
+            "pid": [Span(process.pid_pair if process else str(device.pid), "dim")],
+            **_busy_cells(min(1.0, share(device.busy_ns, span_ns)), device.busy_ns),
+        },
+    )
+
+
+def _busy_cells(part: float, busy_ns: int) -> Cells:
+    return {"bar": meter_cell(part), "share": figure(fmt.percent(part)), "wall": figure(fmt.duration(busy_ns))}
+
+
 def _device_row(device: DeviceRow, snapshot: Snapshot) -> Row:
     """A device's share is of its process's time."""
     process = next((process for process in snapshot.processes if process.pid == device.pid), None)
     part = share(device.busy_ns, process.end_ns - process.start_ns if process else snapshot.elapsed_ns)
-    reported = [] if device.reported is None else [Span(f" NVML {fmt.percent(device.reported)}", "dim")]
+    own = "" if device.reported_own is None else f", own work {fmt.percent(device.reported_own)}"
     return Row(
         ("device", device.pid, device.index),
         {
-            "name": [Span(f"device {device.index}", "strong"), *reported],
+            "name": [Span(f"device {device.index}", "strong"), Span(f"{_reported(device.reported)}{own}", "dim")],
             "pid": [Span(process.pid_pair if process else str(device.pid), "dim")],
-            "bar": meter_cell(part),
-            "share": figure(fmt.percent(part)),
-            "wall": figure(fmt.duration(device.busy_ns)),
+            **_busy_cells(part, device.busy_ns),
         },
     )

@@ -14,8 +14,8 @@ from gpu_truth import checked_report, libcupti
 from harness import ROOT, Profiler, Program, process_of, rlscope, wait_for
 
 from rlscope_ebpf.errors import ProfilerError
+from rlscope_ebpf.model.gpu_words import MUCH
 from rlscope_ebpf.paths import gpu_library
-from rlscope_ebpf.report.gpu_text import MUCH
 from rlscope_ebpf.trace.reader import TraceReader
 
 pytestmark = pytest.mark.system

@@ -21,9 +21,10 @@ from rlscope_ebpf.analysis.breakdown import break_down
 from rlscope_ebpf.capture import nvml
 from rlscope_ebpf.capture.nvml import Utilization, _Device, devices_of
 from rlscope_ebpf.live.model import LiveModel
+from rlscope_ebpf.model import gpu_words
 from rlscope_ebpf.model.figures import DeviceTotal
 from rlscope_ebpf.model.tables import DeviceInfo, ProcessInfo
-from rlscope_ebpf.report import gpu_text, json, text
+from rlscope_ebpf.report import json, text
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -174,9 +175,9 @@ def _info(percent: int, seconds: int = 10) -> DeviceInfo:
     [(3.1, 97, "97.0 %"), (3.1, 45, ""), (9.9, 60, "a mean of short looks"), (9.9, 90, "")],
 )
 def test_a_sentence_says_when_they_differ_by_much(busy_s: float, percent: int, words: str) -> None:
-    said = gpu_text.disagreement(DeviceTotal(100, 0, int(busy_s * 1e9), _info(percent)))
+    said = gpu_words.disagreement(DeviceTotal(100, 0, int(busy_s * 1e9), _info(percent)))
     assert (words in said) if words else not said
-    assert gpu_text.disagreement(DeviceTotal(100, 0, 1)) == ""
+    assert gpu_words.disagreement(DeviceTotal(100, 0, 1)) == ""
 
 
 def test_it_reaches_report_and_screen() -> None:
@@ -194,7 +195,10 @@ def test_it_reaches_report_and_screen() -> None:
     batch.tables["gpu"] = trace.tables["gpu"]
     batch.definitions.append(_info(97))
     live.batch(batch)
-    assert [row.reported for row in live.snapshot().gpu_devices] == [0.97]
+    snapshot = live.snapshot()
+    assert [row.reported for row in snapshot.gpu_devices] == [0.97]
+    (gpu,) = snapshot.gpus
+    assert (gpu.reported, gpu.busy_ns, gpu.devices) == (0.97, device["busy_ns"], snapshot.gpu_devices)
 
 
 def test_several_processes_on_one_gpu_are_a_table_and_a_sentence() -> None:

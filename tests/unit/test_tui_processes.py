@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tui_fakes as fakes
 from test_tui import LARGE, SMALL, names, show, shown, text_of, until
 
-from rlscope_ebpf.live.snapshot import CopyRow, DeviceRow, ProcessRow, Snapshot
+from rlscope_ebpf.live.snapshot import CopyRow, DeviceRow, GpuRow, ProcessRow, Snapshot
 from rlscope_ebpf.live.timeline import BUCKET_NS, Timeline
 from rlscope_ebpf.model.categories import Category
+from rlscope_ebpf.model.gpu_words import disagreement, shared_disagreement
 from rlscope_ebpf.tui.figures import ProcessSort, View, operation_table
 from rlscope_ebpf.tui.lanes import ABSENT, LEAST, PARTLY, WAITS, codes, drawn, gpu_row, grid, lane, scale
 from rlscope_ebpf.tui.layout import PANELS, Facts, arrange
@@ -310,12 +311,64 @@ async def test_pids_are_shown_as_the_host_and_as_the_container_has_them() -> Non
             await pilot.press("tab")
 
 
+async def test_both_numbers_fit_the_smallest_screen() -> None:
+    async with shown(fakes.FakeSource(in_containers()), SMALL) as (app, pilot):
+        await pilot.press("z", "tab", "tab")
+        for panel in ("calls", "gpu", "processes", "timeline"):
+            await until(pilot, lambda panel=panel: app.active_panel == panel)
+            assert all(pair in text_of(app, f"#{panel}") for pair in ("4242 (1)", "4250 (23)")), panel
+            await pilot.press("tab")
+
+
 async def test_one_process_of_a_container() -> None:
     async with shown(fakes.FakeSource(in_containers()), LARGE) as (app, pilot):
         await pilot.press("P", "P")
         assert app.view.pids == {4250}
         assert "pid 4250 (23 in its container)" in text_of(app, "#header")
         assert "process 4250 (23) worker-0" in text_of(app, "#choices")
+
+
+async def test_a_gpu_that_several_use_is_told_of_as_a_whole_and_as_each_uses_it() -> None:
+    snapshot = fakes.several()
+    devices = tuple(
+        DeviceRow(row.pid, 0, 2 * S, 0.97, own, 20 * S) for row, own in ((fakes.TRAINER, 0.51), (fakes.WORKER, 0.42))
+    )
+    gpu = GpuRow(0, "H200", 3 * S, 40, MS, 0.97, 20 * S, devices)
+    source = fakes.FakeSource(replace(snapshot, gpu_devices=devices, gpus=(gpu,)))
+    async with shown(source, (120, 40)) as (app, pilot):
+        await pilot.press("z", *["tab"] * 3)
+        await until(pilot, lambda: app.active_panel == "gpu")
+        lines = text_of(app, "#gpu").splitlines()
+        place = next(n for n, line in enumerate(lines) if "GPU BUSY" in line)
+        whole, trainer, worker = lines[place + 1 : place + 4]
+        assert all(what in whole for what in ("device 0 NVML 97.0 %", "H200", "15.0 %", "3.00 s"))
+        assert all(what in trainer for what in ("python3 NVML 51.0 %", "4242", "10.0 %", "2.00 s"))
+        assert all(what in worker for what in ("worker-0 NVML 42.0 %", "4250", "10.0 %", "2.00 s"))
+        said = " ".join(" ".join(lines[place + 4 :]).split())
+        assert said.startswith(shared_disagreement(gpu))
+        assert "work of 2 processes ran there for 15.0 % of it, of each one for 10.0 % at most" in said
+        app._choose(frozenset([4250]))
+        await pilot.pause()
+        chosen = text_of(app, "#gpu")
+        assert "worker-0 NVML 42.0 %" in chosen
+        assert "device 0 NVML 97.0 %" in chosen
+        assert "python3" not in chosen
+
+
+async def test_a_gpu_that_one_process_uses_has_one_row_and_the_same_sentence_as_in_the_report() -> None:
+    device = DeviceRow(4242, 0, 2 * S, 0.97, 0.51, 20 * S)
+    alike = replace(device, busy_ns=19 * S)
+    snapshot = fakes.on_gpu()
+    for each in (device, alike):
+        gpu = GpuRow(0, "H200", each.busy_ns, 40, MS, 0.97, 20 * S, (each,))
+        source = fakes.FakeSource(replace(snapshot, gpu_devices=(each,), gpus=(gpu,)))
+        async with shown(source, (120, 40)) as (app, pilot):
+            await pilot.press("z", *["tab"] * 3)
+            await until(pilot, lambda app=app: app.active_panel == "gpu")
+            said = " ".join(text_of(app, "#gpu").split())
+            assert said.count("device 0 NVML 97.0 %, own work 51.0 %") == 1
+            assert ("this process's work ran there for 10.0 % of it" in said) == (each is device)
+            assert disagreement(each) in said
 
 
 def test_the_filter_finds_both_numbers() -> None:
