@@ -145,7 +145,7 @@ def main() -> None:
     torch.set_num_threads(1)
     references = {"reference": Reference(), "others": Reference(others=True)}
     recorders = [reference.recorder for reference in references.values()]
-    stopwatch = _follow(recorders, load_target_module("sb3_loop"))()
+    stopwatch = _follow(recorders, load_target_module("stopwatch"))()
     run = {"mlp": mlp, "ppo": ppo}[workload](device, stopwatch)
     run(3)
     print(f"READY {os.getpid()}", flush=True)

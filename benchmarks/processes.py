@@ -164,10 +164,13 @@ class Attached(Child):
 
 
 def load_target_module(name: str) -> types.ModuleType:
-    """A module of tests/targets, which is no package: its files run as scripts."""
+    """A module of tests/targets, which is no package: its files run as scripts, and import each other as such."""
+    folder = ROOT / "tests" / "targets"
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     known = f"benchmarks_targets_{name}"
     if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, ROOT / "tests" / "targets" / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(known, folder / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         sys.modules[known] = module = importlib.util.module_from_spec(spec)

@@ -3,8 +3,8 @@
 Prints `READY pid`. Answers each line "N NAME" with JSON: the seconds that N steps took, and its chunks, pieces of
 training alike: the CPU time of each, what a beat of the metronome took meanwhile (`metronome.py`), and when it ended,
 all in seconds. Each time a new model of the same seed is made and trains in a new environment of the same seed, so the
-work is the same to the last number. It lies in the operation NAME, with those of `sb3_loop.py` inside. What is prepared
-and not timed lies outside.
+work is the same to the last number. It lies in the operation NAME, with `env.step`, `predict` and `train` inside. What
+is prepared and not timed lies outside.
 
 A MuJoCo environment given to DQN, which wants discrete actions, gets three: the lowest, none, the highest.
 """
@@ -89,14 +89,14 @@ def beat_in_training(model: Any, metronome: Metronome) -> None:
 def main() -> None:
     algorithm, environment_name = sys.argv[1:]
     torch.set_num_threads(1)
-    loop: Any = load_target_module("sb3_loop")
+    module: Any = load_target_module("stopwatch")
     metronome = Metronome()
     print(f"READY {os.getpid()}", flush=True)
     for line in sys.stdin:
         steps, name = line.split()
         model = make(algorithm, environment_name)
         beat_in_training(model, metronome)
-        stopwatch = loop.Stopwatch()
+        stopwatch = module.Stopwatch()
         stopwatch.wrap(model.get_env(), "step", "env.step")
         stopwatch.wrap(*((model.policy, "forward") if algorithm in ("ppo", "a2c") else (model, "predict")), "predict")
         stopwatch.wrap(model, "train", "train")

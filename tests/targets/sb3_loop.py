@@ -13,14 +13,11 @@ The truth names wall time and counts only: what of it is Python or PyTorch, the 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -35,59 +32,10 @@ import torch
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stopwatch import Stopwatch
 
 ENVIRONMENT = "CartPole-v1"
 SEED = 1
-
-
-class Stopwatch:
-    """Wall time and count of each operation path, self time, on the one thread that trains."""
-
-    def __init__(self) -> None:
-        self.totals: dict[tuple[str, ...], list[int]] = {}  # path → count, ns
-        self._path: tuple[str, ...] = ()
-        self._children_ns = 0
-
-    def wrap(self, owner: Any, method: str, name: str) -> None:
-        """Replaces `owner.method` by itself within an operation."""
-        original: Callable[..., Any] = getattr(owner, method)
-        operation = rls.operation(name)
-
-        @functools.wraps(original)
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            outside, children_ns = self._path, self._children_ns
-            self._path, self._children_ns = (*outside, name), 0
-            # Stamps outside the marker and inside it: the middle of both is where it counts (see truth_recorder.py).
-            before = perf_counter_ns()
-            operation.__enter__()
-            begin = (before + perf_counter_ns()) >> 1
-            try:
-                return original(*arguments, **keywords)
-            finally:
-                before = perf_counter_ns()
-                operation.__exit__(None, None, None)
-                duration_ns = ((before + perf_counter_ns()) >> 1) - begin
-                total = self.totals.setdefault(self._path, [0, 0])
-                total[0] += 1
-                total[1] += duration_ns - self._children_ns
-                self._path, self._children_ns = outside, children_ns + duration_ns
-
-        setattr(owner, method, wrapped)
-
-    def operations(self) -> list[dict[str, Any]]:
-        """In the form that compare.py reads."""
-        return [
-            {
-                "path": list(path),
-                "phase": None,
-                "count": count,
-                "wall_ns": wall_ns,
-                "cpu_ns": {},
-                "transitions": {},
-                "exact": {"wall": True, "count": True, "transitions": False, "categories": []},
-            }
-            for path, (count, wall_ns) in self.totals.items()
-        ]
 
 
 class Until(BaseCallback):
