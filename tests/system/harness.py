@@ -294,10 +294,10 @@ TIMES = ("wall_ns", "cpu_ns.", "total_ns", "p50_ns", "p99_ns")
 Result = TypeVar("Result")
 
 
-def until_it_agrees(attempt: Callable[[], tuple[Result, list[Any]]]) -> Result:
+def until_it_agrees(attempt: Callable[[], tuple[Result, list[Any]]], attempts: int = ATTEMPTS) -> Result:
     """The result of the first attempt without a mismatch; times may be wrong in a few, counts in none."""
     found: list[str] = []
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         result, mismatches = attempt()
         if not mismatches:
             return result
