@@ -20,6 +20,9 @@ _TURNS = 60
 _NEIGHBOURS = 5
 """Beats whose median counts: one alone may have met an interrupt, which is not the machine's speed."""
 
+_LARGEST_EXPONENT = 1.5
+"""Little work suffers more than twice as much as a beat; where its speed hardly changes, any line would fit."""
+
 _FITS = 5
 _SURE = 2.5
 """Chunks further from the line than so many times their spread do not shape it."""
@@ -103,7 +106,7 @@ def pace(stretches: Floats) -> Pace:
         usual = np.median(took - exponent * beat, axis=0)
         off = took - exponent * beat - usual
         near = np.abs(off) <= _SURE * 1.4826 * np.median(np.abs(off))
-        exponent = float(np.polyfit(beat[near], (took - usual)[near], 1)[0])
+        exponent = float(np.clip(np.polyfit(beat[near], (took - usual)[near], 1)[0], 0.0, _LARGEST_EXPONENT))
     usual = np.median(took - exponent * beat, axis=0)
     found = Pace(usual, exponent)
     scale = float(stretches[..., 0].sum()) / sum(found.expected_s(stretch) for stretch in stretches)

@@ -42,6 +42,16 @@ def test_what_some_chunks_met_does_not_shape_it_and_counts_in_the_sum() -> None:
     assert sum(usual.expected_s(stretch) for stretch in stretches) == pytest.approx(stretches[..., 0].sum())
 
 
+@pytest.mark.parametrize("slope", [40.0, -40.0])
+def test_where_the_speed_hardly_changes_work_does_not_hang_on_it_beyond_reason(slope: float) -> None:
+    random = np.random.default_rng(4)
+    beat = BEAT_S * random.normal(1, 1e-4, (8, 40))
+    stretches = np.stack((0.1 * (beat / BEAT_S) ** slope * random.normal(1, 0.01, beat.shape), beat), axis=-1)
+    usual = pace(stretches)
+    slower = stretches[0] * (1.0, 1.5)  # the machine is, while the work is as fast as ever
+    assert 0.5 <= slower[:, 0].sum() / usual.expected_s(slower) <= 1.01
+
+
 def test_beats_are_not_part_of_the_work() -> None:
     metronome = Metronome()
     for _ in range(3):
