@@ -49,8 +49,8 @@ class Metronome:
         """A new stretch begins."""
         self._beats: list[tuple[float, float]] = []  # when, and how long
         self._own_s = 0.0
-        self.chunks: list[tuple[float, float, float]] = []
-        """CPU time of the work without the beats, what a beat took meanwhile, when it ended (CLOCK_MONOTONIC): s."""
+        self.chunks: list[tuple[float, float]] = []
+        """CPU time of the work without the beats, and what a beat took meanwhile: s."""
         self._begun = thread_time()
 
     def beat(self) -> None:
@@ -67,7 +67,7 @@ class Metronome:
         """A piece of work is done."""
         now = thread_time()
         if len(self._beats) > _NEIGHBOURS:
-            self.chunks.append((now - self._begun - self._own_s, _usual_beat(self._beats), perf_counter()))
+            self.chunks.append((now - self._begun - self._own_s, _usual_beat(self._beats)))
             self._begun, self._own_s = thread_time(), 0.0
             self._beats.clear()
 
@@ -89,12 +89,12 @@ class Pace:
     exponent: float
 
     def expected_s(self, chunks: Floats) -> float:
-        """A stretch, shape (chunks, 2 or more), without a profiler."""
+        """A stretch, shape (chunks, 2), without a profiler."""
         return float(np.exp(self.log_s + self.exponent * np.log(chunks[:, 1])).sum())
 
 
 def pace(stretches: Floats) -> Pace:
-    """What stretches without a profiler say, shape (stretches, chunks, 2 or more).
+    """What stretches without a profiler say, shape (stretches, chunks, 2).
 
     Chunks that met something else, an interrupt or a reset, do not shape it; it is then scaled so that all stretches
     together take as long as it says.

@@ -38,11 +38,11 @@ REMARKS = (
 def measure(results: Results, effort: Effort) -> None:
     """Windows with a profiler between windows without one."""
     need_profiler()
-    cpus = sorted(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    cpus = sorted(before)
     if len(cpus) < 2:
         raise BenchmarkError("only one CPU")
-    before = os.sched_getaffinity(0)
-    with Target([sys.executable, PROGRAM, str(cpus[-1])]) as outsider, _inside(cpus[0]) as target:
+    with _loop(cpus[-1]) as outsider, _loop(cpus[0]) as target:
         target.ask(f"share {SHARE}")
         try:
             os.sched_setaffinity(0, {cpus[0]})  # and so the profilers
@@ -65,7 +65,7 @@ def measure(results: Results, effort: Effort) -> None:
     results.not_measured("too few samples", "cpu_least", "cpu_most", "wall_least", "wall_most")
 
 
-def _inside(cpu: int) -> Target:
+def _loop(cpu: int) -> Target:
     return Target([sys.executable, PROGRAM, str(cpu)])
 
 

@@ -1,10 +1,10 @@
 """The same stretch of Stable-Baselines3 training again and again: `repeated_target.py ALGORITHM ENVIRONMENT`.
 
 Prints `READY pid`. Answers each line "N NAME" with JSON: the seconds that N steps took, and its chunks, pieces of
-training alike: the CPU time of each, what a beat of the metronome took meanwhile (`metronome.py`), and when it ended,
-all in seconds. Each time a new model of the same seed is made and trains in a new environment of the same seed, so the
-work is the same to the last number. It lies in the operation NAME, with `env.step`, `predict` and `train` inside. What
-is prepared and not timed lies outside.
+training alike: the CPU time of each, and what a beat of the metronome took meanwhile (`metronome.py`), all in seconds.
+Each time a new model of the same seed is made and trains in a new environment of the same seed, so the work is the same
+to the last number. It lies in the operation NAME, with `env.step`, `predict` and `train` inside. What is prepared and
+not timed lies outside.
 
 A MuJoCo environment given to DQN, which wants discrete actions, gets three: the lowest, none, the highest.
 """

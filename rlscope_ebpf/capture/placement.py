@@ -116,15 +116,11 @@ class Placement:
         self._returnless: set[int] = set()  # processes in which calls get no return probes
         self._settings: list[Setting] = []  # not finished
 
-    def add(self, pid: int, probes: Sequence[Probe]) -> set[int]:
-        """Set probes, each function's exits behind its entry; the ids of those that the kernel accepted.
+    def begin(self, pid: int, probes: Sequence[Probe]) -> Setting:
+        """Set probes, each function's exits behind its entry, in the background, until `finish`.
 
         `probes` have ids without gaps.
         """
-        return self.finish(self.begin(pid, probes))
-
-    def begin(self, pid: int, probes: Sequence[Probe]) -> Setting:
-        """The same in the background, until `finish`."""
         if not probes:
             return Setting(pid, set())
         accepted: set[int] = set()
@@ -155,16 +151,12 @@ class Placement:
                 setting.accepted |= self._keep(job, future.result())
         return setting.accepted
 
-    def add_alike(self, pid: int, parent: int) -> int:
-        """Set in a process what is set in the one it was forked from, as the same probes; how many.
+    def begin_alike(self, pid: int, parent: int) -> Setting:
+        """Set in a process what is set in the one it was forked from, as the same probes: in the background.
 
         It has the same files mapped, at the same addresses. Left out are sites with return probes, but for CUDA's:
         where two processes have one, the kernel sets it in the one for the sake of the other, whatever that wants.
         """
-        return len(self.finish(self.begin_alike(pid, parent)))
-
-    def begin_alike(self, pid: int, parent: int) -> Setting:
-        """The same in the background, until `finish`."""
         self._settle(parent)
         self._returnless.add(pid)
         self._blocks[pid] = list(self._blocks[parent])

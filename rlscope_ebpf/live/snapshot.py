@@ -11,7 +11,7 @@ from rlscope_ebpf.model.instances import NO_INSTANCES, Instances
 from rlscope_ebpf.model.iteration_figures import IterationTotal
 from rlscope_ebpf.model.overlap import NO_OVERLAP, OverlapTotal
 from rlscope_ebpf.model.phase_times import PhaseTime
-from rlscope_ebpf.model.pids import pid_pair, pid_text
+from rlscope_ebpf.model.pids import Numbered
 from rlscope_ebpf.model.sampling import NOT_SAMPLED, Sampled
 from rlscope_ebpf.model.session import SessionInfo
 from rlscope_ebpf.model.tables import Counters, Losses
@@ -104,7 +104,7 @@ class GpuRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessRow:
+class ProcessRow(Numbered):
     """One process of the session."""
 
     pid: int
@@ -123,16 +123,6 @@ class ProcessRow:
     gpu_ns: int = 0  # time in which some GPU worked for it
     phase_times: tuple[PhaseTime, ...] = ()  # by the clock, in the order in which phases were first entered
     namespace_pids: tuple[int, ...] = ()  # see ProcessInfo.namespace_pids
-
-    @property
-    def pid_text(self) -> str:
-        """ "4711", or "4711 (1 in its container)"."""
-        return pid_text(self.pid, self.namespace_pids)
-
-    @property
-    def pid_pair(self) -> str:
-        """ "4711", or "4711 (1)"."""
-        return pid_pair(self.pid, self.namespace_pids)
 
 
 @dataclass(frozen=True, slots=True)

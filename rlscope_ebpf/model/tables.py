@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlscope_ebpf.model.gpu import GPU_DTYPE
-from rlscope_ebpf.model.pids import pid_pair, pid_text
+from rlscope_ebpf.model.pids import Numbered
 
 INTERVAL_DTYPE = np.dtype(
     [
@@ -82,7 +82,7 @@ TABLES: dict[str, np.dtype[np.void]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessInfo(Numbered):
     """A process, defined before any of its threads. Sent again when something of it becomes known (end, name)."""
 
     pid: int
@@ -96,16 +96,6 @@ class ProcessInfo:
     namespace_pids: tuple[
         int, ...
     ] = ()  # its numbers in pid namespaces inside of the profiler's, from the outer one on
-
-    @property
-    def pid_text(self) -> str:
-        """ "4711", or "4711 (1 in its container)"."""
-        return pid_text(self.pid, self.namespace_pids)
-
-    @property
-    def pid_pair(self) -> str:
-        """ "4711", or "4711 (1)"."""
-        return pid_pair(self.pid, self.namespace_pids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,8 @@ class Budget:
         self._silent_hits = SilentHits(lambda probes: context.engine.silent_hits(probes), context.worth)
         self._stands_in = False  # whether samples tell what probes would have told
         self._spent: Spent | None = None
-        self._looked = (
-            False  # since the latest window: without a look between them costs would never be kept to the limit
-        )
+        # Since the latest window: without a look between them costs would never be kept to the limit.
+        self._looked = False
         self._worked_ns = 0  # targets' time on a CPU since the first look
         self.is_new = bool(context.options.max_overhead)
         """Whether the next turns are short ones: until the targets have worked for a while."""

@@ -61,7 +61,7 @@ def test_beats_are_not_part_of_the_work() -> None:
     metronome.beat()
     metronome.chunk()  # too few beats to tell the speed: goes on
     assert len(metronome.chunks) == 3
-    for work_s, beat_s, _ in metronome.chunks:
+    for work_s, beat_s in metronome.chunks:
         assert beat_s > 0
         assert work_s < 50 * beat_s
     metronome.restart()

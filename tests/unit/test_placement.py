@@ -84,7 +84,7 @@ def closer() -> Closer:
 @pytest.fixture
 def placed(kernel: Kernel, closer: Closer) -> Placement:
     placement = Placement(kernel.attach, closer)
-    assert placement.add(7, PROBES) == {1, 2, 3, 4, 5, 6}
+    assert _add(placement, 7, PROBES) == {1, 2, 3, 4, 5, 6}
     return placement
 
 
@@ -93,13 +93,21 @@ def offsets(kernel: Kernel, closer: Closer, pid: int) -> list[int]:
     return sorted(offset for owner, offset in kernel.hit if owner == pid)
 
 
+def _add(placement: Placement, pid: int, probes: Sequence[Probe]) -> set[int]:
+    return placement.finish(placement.begin(pid, probes))
+
+
+def _add_alike(placement: Placement, pid: int, parent: int) -> int:
+    return len(placement.finish(placement.begin_alike(pid, parent)))
+
+
 def test_a_shared_exit_is_set_once(kernel: Kernel, closer: Closer, placed: Placement) -> None:
     assert offsets(kernel, closer, 7) == [10, 20, 30, 90, 91]
     assert list(placed.exits_of(3)) == [4, 5]
 
 
 def test_a_forked_process_has_the_same_but_for_returns(kernel: Kernel, closer: Closer, placed: Placement) -> None:
-    assert placed.add_alike(8, 7) == 4
+    assert _add_alike(placed, 8, 7) == 4
     assert offsets(kernel, closer, 8) == [10, 20, 90, 91]
     assert kernel.paths == {"/proc/7/root/lib.so", "/proc/8/root/lib.so"}
 
@@ -107,11 +115,11 @@ def test_a_forked_process_has_the_same_but_for_returns(kernel: Kernel, closer: C
 def test_what_is_taken_off_goes_everywhere_and_comes_back_everywhere(
     kernel: Kernel, closer: Closer, placed: Placement
 ) -> None:
-    placed.add_alike(8, 7)
+    _add_alike(placed, 8, 7)
     placed.take_off([3, 6], busy=[1])
     assert offsets(kernel, closer, 7) == [10, 90]
     assert offsets(kernel, closer, 8) == [10, 90]
-    placed.add_alike(9, 8)  # forked meanwhile
+    _add_alike(placed, 9, 8)  # forked meanwhile
     placed.take_off([1], busy=[])
     assert offsets(kernel, closer, 7) == offsets(kernel, closer, 9) == []
     placed.put_back([1, 3, 6])
@@ -122,8 +130,8 @@ def test_what_is_taken_off_goes_everywhere_and_comes_back_everywhere(
 def test_an_exit_stays_for_a_function_that_only_one_process_has(
     kernel: Kernel, closer: Closer, placed: Placement
 ) -> None:
-    placed.add_alike(8, 7)
-    placed.add(8, [probe(7, 40), probe(8, 90, is_exit=True)])
+    _add_alike(placed, 8, 7)
+    _add(placed, 8, [probe(7, 40), probe(8, 90, is_exit=True)])
     placed.take_off([1, 3], busy=[])
     assert offsets(kernel, closer, 7) == [30]
     assert offsets(kernel, closer, 8) == [40, 90]
@@ -136,7 +144,7 @@ def test_without_returns_they_do_not_come_back(kernel: Kernel, closer: Closer, p
 
 
 def test_who_ends_takes_nothing_from_others(kernel: Kernel, closer: Closer, placed: Placement) -> None:
-    placed.add_alike(8, 7)
+    _add_alike(placed, 8, 7)
     placed.remove(7)
     assert offsets(kernel, closer, 7) == []
     assert offsets(kernel, closer, 8) == [10, 20, 90, 91]
@@ -152,7 +160,7 @@ def test_who_ends_takes_nothing_from_others(kernel: Kernel, closer: Closer, plac
 def test_one_refused_site_costs_no_other(kernel: Kernel, closer: Closer) -> None:
     kernel.refused = {20}
     placement = Placement(kernel.attach, closer)
-    assert 3 not in placement.add(7, PROBES)
+    assert 3 not in _add(placement, 7, PROBES)
     assert offsets(kernel, closer, 7) == [10, 30, 90, 91]
 
 
@@ -201,7 +209,7 @@ def test_a_child_has_what_was_being_set_in_its_parent(slow: SlowKernel, closer: 
     placement = Placement(slow.attach, closer)
     placement.begin(7, PROBES)
     threading.Timer(0.05, slow.goes_on.set).start()
-    assert placement.add_alike(8, 7) == 4
+    assert _add_alike(placement, 8, 7) == 4
     placement.close()
 
 
